@@ -1,0 +1,1 @@
+"""The Ouro family (ByteDance/Ouro-*) for looped-spec."""

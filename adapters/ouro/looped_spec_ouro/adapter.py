@@ -1,0 +1,149 @@
+"""Ouro as a `ModelAdapter`: embedding, D traversals of the stack, head; the exit gate as a criterion."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from looped_spec.adapter import (
+    KVPlane,
+    LoopGeometry,
+    LoopState,
+    ModelAdapter,
+    StageContext,
+    WeightTarget,
+)
+from looped_spec.errors import ModelLoadError, UnsupportedError
+from looped_spec_ouro.model import OuroConfig, OuroModel
+from looped_spec_ouro.plugin import CAPABILITIES
+
+_SIZES = {
+    "vocab_size": "vocab_size",
+    "hidden_size": "hidden_size",
+    "intermediate_size": "intermediate_size",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "num_key_value_heads": "num_kv_heads",
+    "head_dim": "head_dim",
+    "total_ut_steps": "total_loops",
+    "rms_norm_eps": "rms_norm_eps",
+    "rope_theta": "rope_theta",
+    "max_position_embeddings": "max_position_embeddings",
+}
+
+
+def read_config(config: Mapping[str, Any]) -> OuroConfig:
+    """Take the sizes from config.json; every one must be there, as the official class defaults fit no release."""
+    values = dict(config)
+    heads = values.get("num_attention_heads")
+    if heads and values.get("hidden_size"):
+        values.setdefault("num_key_value_heads", heads)
+        values.setdefault("head_dim", values["hidden_size"] // heads)
+    if values.get("rope_theta") is None:  # transformers 5 writes it inside rope_parameters
+        values["rope_theta"] = (values.get("rope_parameters") or {}).get("rope_theta")
+    for key in _SIZES:
+        value = values.get(key)
+        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+            raise ModelLoadError(f"config.json: {key} must be a positive number, got {value!r}")
+    return OuroConfig(**{ours: values[theirs] for theirs, ours in _SIZES.items()})
+
+
+class OuroAdapter(ModelAdapter):
+    """Ouro-1.4B, Ouro-2.6B and their Thinking variants."""
+
+    # Published speed-ups at draft depth 2 are highest or near it at two drafts for one to eight requests.
+    default_speculation = (2, 2)
+
+    def __init__(self, config: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+        self.config = read_config(config)
+        self.module: OuroModel = OuroModel(self.config)
+        self.capabilities = CAPABILITIES
+        self.geometry = LoopGeometry(
+            default_full_loops=self.config.total_loops,
+            max_full_loops=self.config.total_loops,
+            vocab_size=self.config.vocab_size,
+            hidden_size=self.config.hidden_size,
+            max_model_len=self.config.max_position_embeddings,
+        )
+
+    @classmethod
+    def unsupported_reason(cls, config: Mapping[str, Any]) -> str | None:
+        """Refuse what no published Ouro has and this code does not compute."""
+        if config.get("use_sliding_window"):
+            return "sliding-window attention (use_sliding_window) is not implemented"
+        if any(kind != "full_attention" for kind in config.get("layer_types") or ()):
+            return "only full_attention is implemented in layer_types"
+        rope_type = (config.get("rope_parameters") or {}).get("rope_type", "default")
+        if config.get("rope_scaling") or rope_type != "default":
+            return "rope_scaling is not implemented"
+        if config.get("hidden_act", "silu") != "silu":
+            return f"hidden_act '{config['hidden_act']}' is not implemented (only silu)"
+        if config.get("tie_word_embeddings"):
+            return "tied word embeddings are not implemented (the official models have their own head)"
+        return None
+
+    def kv_planes(self, full_loops: int) -> tuple[KVPlane, ...]:
+        """One plane per (loop, layer), ordered by loop."""
+        plane = KVPlane("loop", self.config.num_kv_heads, self.config.head_dim)
+        return (plane,) * (full_loops * self.config.num_layers)
+
+    def prelude(self, tokens: Tensor, ctx: StageContext) -> LoopState:
+        """Embed; Ouro has no block that runs only once."""
+        return (self.module.model.embed_tokens(tokens),)
+
+    def loop(self, state: LoopState, index: int, ctx: StageContext) -> LoopState:
+        """Traverse the stack once; the residual starts anew from the normed state of the loop before."""
+        return (self.module.traverse(state[0], index, ctx),)
+
+    def readout(self, state: LoopState, ctx: StageContext) -> Tensor:
+        """Apply the head to the state, which the loop left normed."""
+        return self.module.lm_head(ctx.logit_rows(state[0]))
+
+    def exit_score(
+        self,
+        criterion: str,
+        state: LoopState,
+        previous: LoopState,
+        previous_score: Tensor | None,
+        index: int,
+        ctx: StageContext,
+    ) -> Tensor:
+        """Cumulative exit probability 1 - prod(1 - lambda_j) over the loops so far, in fp32; 1 at the last.
+
+        lambda is the sigmoid of the gate on the normed state (paper, section on adaptive exit). Taking the
+        product in fp32 log space keeps it below 1, so a threshold of 1.0 means full depth.
+        """
+        if criterion != "gate":
+            raise UnsupportedError(f"Ouro has one exit criterion, 'gate', not '{criterion}'")
+        if index + 1 >= ctx.total_loops:
+            return torch.ones(state[0].shape[:2], dtype=torch.float32, device=state[0].device)
+        gate = self.module.model.early_exit_gate
+        logit = torch.nn.functional.linear(state[0].float(), gate.weight.float(), gate.bias.float()).squeeze(-1)
+        stay = torch.sigmoid(-logit)
+        if previous_score is not None:
+            stay = stay * (1.0 - previous_score)
+        return (1.0 - stay).clamp(max=1.0 - 2.0**-24)
+
+    def checkpoint_layout(self) -> dict[str, WeightTarget]:
+        """Official tensor names; q, k, v and gate, up share one parameter each."""
+        c = self.config
+        q_rows, kv_rows = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
+        parts = {
+            "self_attn.qkv_proj": (("q_proj", q_rows), ("k_proj", kv_rows), ("v_proj", kv_rows)),
+            "mlp.gate_up_proj": (("gate_proj", c.intermediate_size), ("up_proj", c.intermediate_size)),
+        }
+        layout: dict[str, WeightTarget] = {}
+        for name in self.module.state_dict():
+            merged = next((m for m in parts if name.endswith(f"{m}.weight")), None)
+            if merged is None:
+                layout[name] = WeightTarget(name)
+                continue
+            start = 0
+            for part, rows in parts[merged]:
+                official = name.replace(merged, f"{merged.rsplit('.', 1)[0]}.{part}")
+                layout[official] = WeightTarget(name, start, start + rows)
+                start += rows
+        return layout

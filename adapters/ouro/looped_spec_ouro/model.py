@@ -1,0 +1,118 @@
+"""The Ouro network: a stack of sandwich-norm decoder layers that a token traverses several times.
+
+Facts from the published configuration and paper (arXiv 2510.25741); parameter names follow the official
+checkpoints where a parameter stands for one tensor. The query, key and value projections are one matrix here, and
+so are the gate and up projections; `OuroAdapter.checkpoint_layout` says which rows come from which tensor.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from looped_spec.adapter import StageContext
+from looped_spec.layers.norm import RMSNorm
+from looped_spec.layers.rotary import RotaryAngles, apply_rotary
+
+
+@dataclass(frozen=True)
+class OuroConfig:
+    """Sizes of an Ouro checkpoint; `num_layers` counts physical layers, each used once a loop."""
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    total_loops: int
+    rms_norm_eps: float
+    rope_theta: float
+    max_position_embeddings: int
+
+
+class OuroAttention(nn.Module):
+    """Causal self-attention with rotary positions; its KV plane is chosen by the caller."""
+
+    def __init__(self, config: OuroConfig) -> None:
+        super().__init__()
+        self.num_heads = config.num_heads
+        self.num_kv_heads = config.num_kv_heads
+        self.head_dim = config.head_dim
+        rows = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+        self.qkv_proj = nn.Linear(config.hidden_size, rows, bias=False)
+        self.o_proj = nn.Linear(config.num_heads * config.head_dim, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], plane: int, ctx: StageContext) -> Tensor:
+        batch, rows, _ = x.shape
+        qkv = self.qkv_proj(x).view(batch, rows, -1, self.head_dim)
+        # Queries and keys are neighbours in the merged projection, so one rotation serves both.
+        qk, v = qkv.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=2)
+        q, k = apply_rotary(qk, *rotary).split((self.num_heads, self.num_kv_heads), dim=2)
+        return self.o_proj(ctx.attend(plane, q, k, v).reshape(batch, rows, -1))
+
+
+class OuroMLP(nn.Module):
+    """SwiGLU with merged gate and up projections (gate rows first)."""
+
+    def __init__(self, config: OuroConfig) -> None:
+        super().__init__()
+        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate) * up)
+
+
+class OuroLayer(nn.Module):
+    """x + n2(attn(n1 x)), then x + n4(mlp(n3 x)): a norm before and after each branch."""
+
+    def __init__(self, config: OuroConfig) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.input_layernorm = RMSNorm(size, eps)
+        self.self_attn = OuroAttention(config)
+        self.input_layernorm_2 = RMSNorm(size, eps)
+        self.post_attention_layernorm = RMSNorm(size, eps)
+        self.mlp = OuroMLP(config)
+        self.post_attention_layernorm_2 = RMSNorm(size, eps)
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], plane: int, ctx: StageContext) -> Tensor:
+        x = x + self.input_layernorm_2(self.self_attn(self.input_layernorm(x), rotary, plane, ctx))
+        return x + self.post_attention_layernorm_2(self.mlp(self.post_attention_layernorm(x)))
+
+
+class OuroStack(nn.Module):
+    """Embedding, the shared layers, the norm that ends every loop, and the exit gate."""
+
+    def __init__(self, config: OuroConfig) -> None:
+        super().__init__()
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(OuroLayer(config) for _ in range(config.num_layers))
+        self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.early_exit_gate = nn.Linear(config.hidden_size, 1)
+
+
+class OuroModel(nn.Module):
+    """The stack and its head. One traversal is `traverse`; the depth is the caller's business."""
+
+    def __init__(self, config: OuroConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.model = OuroStack(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.angles = RotaryAngles(config.head_dim, config.rope_theta)
+
+    def traverse(self, hidden: Tensor, index: int, ctx: StageContext) -> Tensor:
+        """Run all layers once on `hidden` ([B, T, E]) and end with the norm that feeds head and next loop."""
+        rotary = ctx.cache.get("rotary")
+        if rotary is None:
+            rotary = ctx.cache["rotary"] = self.angles.cos_sin(ctx.positions, hidden.dtype)
+        first_plane = index * self.config.num_layers
+        for number, layer in enumerate(self.model.layers):
+            hidden = layer(hidden, rotary, first_plane + number, ctx)
+        return self.model.norm(hidden)

@@ -1,0 +1,1 @@
+"""Which (K, d) next. Pure Python: no torch, no clock, no I/O."""

@@ -1,0 +1,44 @@
+"""Every mistake that a user can make ends as one of these."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class LoopedSpecError(Exception):
+    """Base of all errors that the user can mend; its text is one line that says how."""
+
+
+class ConfigError(LoopedSpecError, ValueError):
+    """An argument, option or configuration value is out of its range or unknown."""
+
+
+class PluginError(LoopedSpecError):
+    """A plugin is missing, broken, or in conflict with another."""
+
+
+class ModelLoadError(LoopedSpecError):
+    """A checkpoint cannot be read, or does not fit its adapter."""
+
+
+class UnsupportedError(LoopedSpecError):
+    """The model or the combination of features is known and deliberately not supported."""
+
+
+class CapacityError(LoopedSpecError):
+    """A request cannot ever fit the memory or the length that the engine was given."""
+
+
+def closest(word: str, known: Iterable[str]) -> str:
+    """Return `` (did you mean 'x'?)`` for the known word nearest to `word`, or an empty string."""
+    match = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean '{match[0]}'?)" if match else ""
+
+
+def reject_unknown(given: Iterable[str], known: Iterable[str], what: str) -> None:
+    """Raise `ConfigError` for the first of `given` that is not in `known`."""
+    names = list(known)
+    for name in given:
+        if name not in names:
+            raise ConfigError(f"unknown {what} '{name}'{closest(name, names)}")

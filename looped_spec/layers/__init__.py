@@ -1,0 +1,1 @@
+"""Pieces that several model families share; none of them knows an engine."""

@@ -1,0 +1,1 @@
+"""Runs a model: cache, attention, round, scheduler, engine."""
