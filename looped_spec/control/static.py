@@ -1,0 +1,27 @@
+"""The policy that never changes its mind."""
+
+from __future__ import annotations
+
+import itertools
+
+from looped_spec.control.plan import Candidate, RoundFeedback, SpeculationPlan
+
+
+class StaticPolicy:
+    """Run the same candidate in every round."""
+
+    def __init__(self, candidate: Candidate) -> None:
+        self.candidate = candidate
+        self._ids = itertools.count()
+
+    @property
+    def max_speculative_tokens(self) -> int:
+        """The largest K that a plan can ask for: what buffers are sized for."""
+        return self.candidate.num_speculative_tokens
+
+    def plan(self, batch_size: int) -> SpeculationPlan:
+        """Return what to run with `batch_size` decoding requests."""
+        return SpeculationPlan(next(self._ids), self.candidate)
+
+    def observe(self, feedback: RoundFeedback) -> None:
+        """Take note of a round's outcome; nothing depends on it here."""

@@ -1,0 +1,101 @@
+"""The options of `LLM`, once: the Python signature, the checks and the command-line flags all come from here."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from looped_spec.errors import ConfigError, reject_unknown
+
+
+def _option(default: Any, text: str) -> Any:
+    return dataclasses.field(default=default, metadata={"help": text})
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Options of the engine; what each means is its help text, `EngineOptions.help_texts()`."""
+
+    device: str = _option("auto", "cpu, cuda, cuda:N, or auto: CUDA where there is one")
+    dtype: str = _option(
+        "auto",
+        "float32, bfloat16, float16, or auto: that of the checkpoint on CUDA, float32 on the CPU",
+    )
+    num_speculative_tokens: int | None = _option(
+        None, "K, tokens drafted per round; 0 turns speculation off; default: what the model suggests"
+    )
+    draft_loops: int | None = _option(
+        None, "d, loops per drafted token, 1 to full_loops - 1; default: what the model suggests"
+    )
+    full_loops: int | None = _option(
+        None, "D, loops of the target for every token; default: the depth the model was trained for"
+    )
+    policy: str = _option("static", "who chooses (K, d): static keeps the one given")
+    max_num_seqs: int = _option(32, "most requests that run at once")
+    max_model_len: int | None = _option(
+        None, "most tokens of prompt and output; default: the model's limit, or what memory holds"
+    )
+    max_num_batched_tokens: int = _option(2048, "most tokens computed in one step")
+    block_size: int = _option(16, "tokens per block of the key/value cache")
+    kv_cache_memory_bytes: int | None = _option(
+        None, "bytes for the key/value cache; default: 0.9 of free GPU memory, or a quarter of the RAM"
+    )
+    attention_backend: str = _option("auto", "auto or sdpa")
+    load_format: str = _option("auto", "auto reads the checkpoint, dummy makes random weights")
+    seed: int = _option(0, "seed of requests that bring none, and of dummy weights")
+    revision: str | None = _option(None, "branch, tag or commit of a hub model")
+    adapter_options: Mapping[str, Any] | None = _option(None, "options of the model family")
+
+    def __post_init__(self) -> None:
+        for name, low in (
+            ("max_num_seqs", 1),
+            ("max_model_len", 2),
+            ("max_num_batched_tokens", 1),
+            ("block_size", 1),
+            ("kv_cache_memory_bytes", 1),
+            ("num_speculative_tokens", 0),
+            ("draft_loops", 1),
+            ("full_loops", 1),
+            ("seed", -(2**63)),
+        ):
+            value = getattr(self, name)
+            if value is None and self._default(name) is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int):
+                raise ConfigError(f"{name} must be an integer, got {value!r}")
+            if value < low:
+                raise ConfigError(f"{name} must be at least {low}, got {value}")
+        for name, known in (("policy", ("static",)), ("load_format", ("auto", "dummy"))):
+            if getattr(self, name) not in known:
+                raise ConfigError(
+                    f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}"
+                )
+        if self.draft_loops is not None and self.num_speculative_tokens is None:
+            raise ConfigError("draft_loops needs num_speculative_tokens: how many tokens to draft")
+
+    @classmethod
+    def from_kwargs(cls, options: Mapping[str, Any]) -> EngineOptions:
+        """Make options from keyword arguments; an unknown one is an error that names the closest."""
+        reject_unknown(options, [f.name for f in dataclasses.fields(cls)], "option")
+        return cls(**options)
+
+    @classmethod
+    def help_texts(cls) -> dict[str, str]:
+        """Return the meaning of every option by name."""
+        return {f.name: f.metadata["help"] for f in dataclasses.fields(cls)}
+
+    @classmethod
+    def signature(cls, *leading: inspect.Parameter) -> inspect.Signature:
+        """Return a signature of `leading` followed by every option as a keyword."""
+        own = [
+            inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
+            for f in dataclasses.fields(cls)
+        ]
+        return inspect.Signature([*leading, *own])
+
+    @classmethod
+    def _default(cls, name: str) -> Any:
+        return next(f.default for f in dataclasses.fields(cls) if f.name == name)

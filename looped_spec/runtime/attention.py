@@ -1,0 +1,135 @@
+"""What the stages see of the cache (`PagedContext`), and the backends that compute attention over it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from looped_spec.errors import ConfigError, closest
+from looped_spec.runtime.kv_cache import TRASH_BLOCK, KVPool
+
+
+@dataclass(frozen=True)
+class PagedRows:
+    """Which requests the rows of a call belong to.
+
+    Attributes:
+        block_tables: [B, W] int64, the blocks of each request in order; unused columns hold the trash block.
+        limits: [B] int64, positions from here on write to the trash block.
+        seeds: [B] int64, the requests' seeds.
+    """
+
+    block_tables: Tensor
+    limits: Tensor
+    seeds: Tensor
+
+
+class AttentionBackend(ABC):
+    """Attention of new rows over the pages of their own requests. A position sees itself and all before it."""
+
+    name: str
+
+    @abstractmethod
+    def prepare(self, positions: Tensor, rows: PagedRows, block_size: int) -> Any:
+        """Compute what all planes share: called once per context."""
+
+    @abstractmethod
+    def attend(
+        self, q: Tensor, k_pages: Tensor, v_pages: Tensor, prepared: Any, scale: float | None
+    ) -> Tensor:
+        """Attend q ([B, T, heads, head_dim]) over pages [num_blocks, block_size, kv_heads, head_dim]."""
+
+
+class SdpaBackend(AttentionBackend):
+    """The reference, for any device: gathers each request's pages and calls torch's own attention."""
+
+    name = "sdpa"
+
+    def prepare(self, positions: Tensor, rows: PagedRows, block_size: int) -> tuple[Tensor, Tensor]:
+        """Return the flat table [B * W] and the mask [B, 1, T, W * block_size] (True: attend)."""
+        width = rows.block_tables.shape[1] * block_size
+        key_positions = torch.arange(width, device=positions.device)
+        mask = key_positions <= positions[:, None, :, None]
+        return rows.block_tables.reshape(-1), mask
+
+    def attend(
+        self, q: Tensor, k_pages: Tensor, v_pages: Tensor, prepared: Any, scale: float | None
+    ) -> Tensor:
+        """Gather, then scaled-dot-product attention with a mask; grouped queries where heads differ."""
+        table, mask = prepared
+        batch, _, heads, head_dim = q.shape
+        kv_heads = k_pages.shape[2]
+        k, v = (
+            pages.index_select(0, table).view(batch, -1, kv_heads, head_dim).transpose(1, 2)
+            for pages in (k_pages, v_pages)
+        )
+        out = F.scaled_dot_product_attention(
+            q.transpose(1, 2), k, v, attn_mask=mask, scale=scale, enable_gqa=heads != kv_heads
+        )
+        return out.transpose(1, 2)
+
+
+_BACKENDS: dict[str, type[AttentionBackend]] = {SdpaBackend.name: SdpaBackend}
+
+
+def make_backend(name: str) -> AttentionBackend:
+    """Return the backend called `name`; `auto` takes the best one for this machine."""
+    if name == "auto":
+        return SdpaBackend()
+    if name not in _BACKENDS:
+        known = ["auto", *_BACKENDS]
+        raise ConfigError(
+            f"attention_backend must be one of {', '.join(known)}, got '{name}'{closest(name, known)}"
+        )
+    return _BACKENDS[name]()
+
+
+class PagedContext:
+    """The `StageContext` of rows whose keys and values live in a `KVPool`."""
+
+    def __init__(
+        self,
+        pool: KVPool,
+        backend: AttentionBackend,
+        rows: PagedRows,
+        positions: Tensor,
+        total_loops: int,
+        last_rows: Tensor | None = None,
+    ) -> None:
+        """Describe rows at `positions` ([B, T] int64); `last_rows` ([B] int64) narrows the logits to one row each."""
+        self.positions = positions
+        self.seeds = rows.seeds
+        self.total_loops = total_loops
+        self.cache: dict[str, Any] = {}
+        self._pool = pool
+        self._backend = backend
+        self._last_rows = last_rows
+        self._prepared = backend.prepare(positions, rows, pool.block_size)
+        self._slots = _flat_slots(positions, rows, pool.block_size)
+
+    def attend(
+        self, plane: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None
+    ) -> Tensor:
+        """Write k, v into `plane` and attend over it; see `StageContext.attend`."""
+        self._pool.write(plane, self._slots, k, v)
+        return self._backend.attend(q, *self._pool.planes[plane], self._prepared, scale)
+
+    def logit_rows(self, hidden: Tensor) -> Tensor:
+        """Keep the last row of each prompt in prefill, all rows otherwise."""
+        if self._last_rows is None:
+            return hidden
+        batch = torch.arange(hidden.shape[0], device=hidden.device)
+        return hidden[batch, self._last_rows].unsqueeze(1)
+
+
+def _flat_slots(positions: Tensor, rows: PagedRows, block_size: int) -> Tensor:
+    """Return [B * T] int64: where each row writes, as block * block_size + offset."""
+    column = (positions // block_size).clamp(max=rows.block_tables.shape[1] - 1)
+    block = rows.block_tables.gather(1, column)
+    block = torch.where(positions < rows.limits[:, None], block, TRASH_BLOCK)
+    return (block * block_size + positions % block_size).reshape(-1)

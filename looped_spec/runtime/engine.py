@@ -1,0 +1,152 @@
+"""The engine: asks the policy, schedules, runs, commits. One call of `step` is one round."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from looped_spec.control.plan import RoundFeedback, SpeculationPlan
+from looped_spec.errors import CapacityError
+from looped_spec.runtime.outputs import SpeculationMetrics
+from looped_spec.runtime.request import Detokenizer, Request, Status
+from looped_spec.runtime.runner import ModelRunner
+from looped_spec.runtime.scheduler import PrefillChunk, Schedule, Scheduler
+from looped_spec.sampling_params import SamplingParams
+
+
+class SpeculationPolicy(Protocol):
+    """Decides what each round runs; see `looped_spec.control`."""
+
+    @property
+    def max_speculative_tokens(self) -> int:
+        """The largest K that a plan can ask for."""
+        ...
+
+    def plan(self, batch_size: int) -> SpeculationPlan:
+        """Return what to run with `batch_size` decoding requests."""
+        ...
+
+    def observe(self, feedback: RoundFeedback) -> None:
+        """Take note of a round's outcome."""
+        ...
+
+
+class Engine:
+    """Runs requests to their end by continuous batching."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        scheduler: Scheduler,
+        policy: SpeculationPolicy,
+        *,
+        max_model_len: int,
+        eos_token_ids: Collection[int] = (),
+        seed: int = 0,
+    ) -> None:
+        self.runner = runner
+        self.scheduler = scheduler
+        self.policy = policy
+        self.max_model_len = max_model_len
+        self.eos_token_ids = frozenset(eos_token_ids)
+        self.seed = seed
+        self.metrics = SpeculationMetrics()
+        self.decode_seconds = 0.0
+        self._num_requests = 0
+
+    def add_request(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        detokenizer: Detokenizer | None = None,
+    ) -> Request:
+        """Queue a request. Raise `CapacityError` with the numbers if it could never run."""
+        length = len(prompt_token_ids)
+        if length >= self.max_model_len:
+            raise CapacityError(
+                f"prompt of {length} tokens leaves no room to generate: max_model_len is "
+                f"{self.max_model_len} tokens"
+            )
+        request = Request(
+            self._num_requests,
+            prompt_token_ids,
+            params,
+            seed=self._request_seed(params),
+            max_total_tokens=min(length + params.max_tokens, self.max_model_len),
+            eos_token_ids=self.eos_token_ids,
+            detokenizer=detokenizer,
+            prompt=prompt,
+        )
+        self.scheduler.add(request)
+        self._num_requests += 1
+        return request
+
+    def abort(self, request: Request) -> None:
+        """End a request and free its memory at once."""
+        request.abort()
+        self.scheduler.finish(request)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is unfinished."""
+        return self.scheduler.has_work
+
+    def step(self) -> list[Request]:
+        """Run one step and return the requests that got tokens; finished ones have left the scheduler."""
+        plan = self.policy.plan(self.scheduler.num_decoding)
+        schedule = self.scheduler.schedule(plan.candidate.num_speculative_tokens)
+        for request, column, blocks in schedule.new_blocks:
+            self.runner.write_table(request.row, column, blocks)
+        touched = self._prefill(schedule.prefill) if schedule.prefill else []
+        if schedule.decode:
+            self._round(schedule, plan)
+            touched += schedule.decode
+        for request in touched:
+            if request.finish_reason is not None:
+                self.scheduler.finish(request)
+        return touched
+
+    def _prefill(self, chunks: list[PrefillChunk]) -> list[Request]:
+        touched = []
+        for chunk, token in zip(chunks, self.runner.prefill(chunks), strict=True):
+            chunk.request.num_computed = chunk.stop
+            if token is not None:
+                chunk.request.append([token])
+                chunk.request.status = Status.DECODING
+                touched.append(chunk.request)
+        return touched
+
+    def _round(self, schedule: Schedule, plan: SpeculationPlan) -> None:
+        start = time.perf_counter()
+        result = self.runner.round(schedule.decode, plan.candidate)
+        seconds = time.perf_counter() - start
+        k = plan.candidate.num_speculative_tokens
+        proposed_counts, accepted_counts = [], []
+        for request, tokens, accepted in zip(
+            schedule.decode, result.tokens, result.accepted, strict=True
+        ):
+            # Only drafts that a limit leaves room for count; the last token of a request is no draft's due.
+            room = min(k, request.remaining_tokens - 1)
+            taken = request.append(tokens[: accepted + 1])
+            request.num_computed = request.num_tokens - 1
+            if request.finish_reason is not None and taken <= accepted:
+                room = min(room, taken)  # drafts behind the end of a request are neither good nor bad
+            accepted = min(accepted, room)
+            request.metrics.add_round(room, accepted)
+            self.metrics.add_round(room, accepted)
+            proposed_counts.append(room)
+            accepted_counts.append(accepted)
+        self.decode_seconds += seconds
+        self.policy.observe(
+            RoundFeedback(plan.plan_id, tuple(proposed_counts), tuple(accepted_counts), seconds)
+        )
+
+    def _request_seed(self, params: SamplingParams) -> int:
+        if params.seed is not None:
+            return params.seed
+        # Odd multiplier, wrapped to a signed 64-bit number: distinct requests get distinct seeds.
+        mixed = (self.seed + (self._num_requests + 1) * 0x9E3779B97F4A7C15) % 2**64
+        return mixed - 2**63

@@ -1,0 +1,161 @@
+"""One request: its tokens, where it stands, and when it ends."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Collection, Sequence
+from typing import Protocol
+
+from looped_spec.runtime.outputs import (
+    CompletionOutput,
+    FinishReason,
+    RequestMetrics,
+    RequestOutput,
+)
+from looped_spec.sampling_params import SamplingParams
+
+
+class Detokenizer(Protocol):
+    """Turns tokens into text one by one; text that is not yet sure (half a character) is held back."""
+
+    def append(self, token_id: int) -> str:
+        """Take a token and return the text that became sure."""
+        ...
+
+    def flush(self) -> str:
+        """Return what was held back."""
+        ...
+
+
+class Status(enum.Enum):
+    """Where a request stands."""
+
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    FINISHED = "finished"
+
+
+class Request:
+    """State of one request. The scheduler owns its memory and status, the engine appends its tokens."""
+
+    def __init__(
+        self,
+        request_id: int,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        seed: int,
+        max_total_tokens: int,
+        eos_token_ids: Collection[int] = (),
+        detokenizer: Detokenizer | None = None,
+        prompt: str | None = None,
+    ) -> None:
+        self.request_id = request_id
+        self.prompt = prompt
+        self.prompt_token_ids = list(prompt_token_ids)
+        self.output_token_ids: list[int] = []
+        self.params = params
+        self.seed = seed
+        self.max_total_tokens = max_total_tokens
+        self.status = Status.WAITING
+        self.num_computed = 0
+        self.blocks: list[int] = []
+        self.row = -1
+        self.metrics = RequestMetrics()
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: int | str | None = None
+        self.text = ""
+        self._scanned_chars = 0
+        self._emitted_chars = 0
+        self._emitted_tokens = 0
+        self._eos = frozenset(() if params.ignore_eos else eos_token_ids)
+        self._stop_ids = frozenset(params.stop_token_ids or ())
+        self._detokenizer = detokenizer
+        self._hold_chars = max((len(s) - 1 for s in params.stop_strings), default=0)
+
+    @property
+    def num_tokens(self) -> int:
+        """Prompt and output tokens known so far."""
+        return len(self.prompt_token_ids) + len(self.output_token_ids)
+
+    @property
+    def max_cached_tokens(self) -> int:
+        """How many tokens can ever need keys and values: the last one is never fed back."""
+        return self.max_total_tokens - 1
+
+    @property
+    def remaining_tokens(self) -> int:
+        """How many tokens may still be generated."""
+        return self.max_total_tokens - self.num_tokens
+
+    def known_tokens(self, start: int, stop: int) -> list[int]:
+        """Return tokens `start` to `stop` of prompt and output."""
+        return (self.prompt_token_ids + self.output_token_ids)[start:stop]
+
+    @property
+    def last_token(self) -> int:
+        """The newest token."""
+        return (self.output_token_ids or self.prompt_token_ids)[-1]
+
+    def append(self, tokens: Sequence[int]) -> int:
+        """Commit tokens in order up to the first that ends the request; return how many were taken."""
+        for count, token in enumerate(tokens, start=1):
+            self.output_token_ids.append(token)
+            if token in self._eos or token in self._stop_ids:
+                self._finish("stop", token if token in self._stop_ids else None)
+            else:
+                if self._detokenizer is not None:
+                    self.text += self._detokenizer.append(token)
+                    self._check_stop_strings()
+                if self.finish_reason is None and self.remaining_tokens <= 0:
+                    self._finish("length")
+            if self.finish_reason is not None:
+                return count
+        return len(tokens)
+
+    def abort(self) -> None:
+        """End the request as it stands."""
+        if self.finish_reason is None:
+            self._finish("abort")
+
+    def take_new(self) -> tuple[str, list[int]]:
+        """Return text and tokens that were not handed out yet; text that may become a stop string waits."""
+        end = len(self.text)
+        if self.finish_reason is None:
+            end = max(self._emitted_chars, end - self._hold_chars)
+        text = self.text[self._emitted_chars : end]
+        tokens = self.output_token_ids[self._emitted_tokens :]
+        self._emitted_chars, self._emitted_tokens = end, len(self.output_token_ids)
+        return text, tokens
+
+    def output(self) -> RequestOutput:
+        """Return the result so far."""
+        completion = CompletionOutput(
+            0, self.text, list(self.output_token_ids), self.finish_reason, self.stop_reason
+        )
+        return RequestOutput(
+            self.request_id,
+            self.prompt,
+            self.prompt_token_ids,
+            [completion],
+            self.finish_reason is not None,
+            self.metrics,
+        )
+
+    def _check_stop_strings(self) -> None:
+        start = max(0, self._scanned_chars - self._hold_chars)
+        self._scanned_chars = len(self.text)
+        found = [(at, s) for s in self.params.stop_strings if (at := self.text.find(s, start)) >= 0]
+        if found:
+            at, stop = min(found)
+            keep = at + len(stop) if self.params.include_stop_str_in_output else at
+            self.text = self.text[:keep]
+            self._finish("stop", stop, flush=False)
+
+    def _finish(
+        self, reason: FinishReason, stop_reason: int | str | None = None, flush: bool = True
+    ) -> None:
+        if flush and self._detokenizer is not None:
+            self.text += self._detokenizer.flush()
+        self.finish_reason, self.stop_reason = reason, stop_reason

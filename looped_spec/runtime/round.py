@@ -1,0 +1,134 @@
+"""One speculative round, and one prefill pass, as functions of tensors only.
+
+Nothing here reads a tensor on the host or has a shape that depends on data: this is what gets captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from looped_spec.adapter import LoopState, ModelAdapter, StageContext
+from looped_spec.runtime.sampler import SamplingMode, SamplingTensors, choose_tokens
+
+ContextFactory = Callable[[Tensor, int], StageContext]
+"""Makes the context of rows at positions [B, T] int64, for a run that reaches so many loops."""
+
+
+@dataclass(frozen=True)
+class RoundOutput:
+    """What a round gives for B requests.
+
+    Attributes:
+        tokens: [B, K + 1] int64, the target's own tokens; the first `accepted` + 1 of a row are committed.
+        accepted: [B] int64, how many drafts agree with the target before the first disagreement, 0..K.
+        next_token: [B] int64, the last committed token, which has no keys and values yet.
+        next_position: [B] int64, its position.
+    """
+
+    tokens: Tensor
+    accepted: Tensor
+    next_token: Tensor
+    next_position: Tensor
+
+
+def speculative_round(
+    adapter: ModelAdapter,
+    context: ContextFactory,
+    tokens: Tensor,
+    positions: Tensor,
+    sampling: SamplingTensors,
+    *,
+    num_speculative_tokens: int,
+    draft_loops: int,
+    full_loops: int,
+    mode: SamplingMode,
+) -> RoundOutput:
+    """Draft K tokens with d loops, verify them with all D loops; K = 0 is plain decoding.
+
+    With K drafts the work is d (K + 1) loop passes over B rows and D - d passes over B (K + 1) rows, and each
+    (position, loop) is computed once: verification continues from the drafted states. A model whose shallow
+    run is no prefix of its deep run (`resumable` false) is verified from its prelude instead.
+
+    Args:
+        adapter: the model.
+        context: makes stage contexts bound to the rows' requests.
+        tokens: [B] int64, the token of each request that has no keys and values yet.
+        positions: [B] int64, its position s; the round may write positions s..s + K.
+        sampling: parameters of the B requests.
+        num_speculative_tokens: K, 0 or more.
+        draft_loops: d, 1..D - 1 (not used when K is 0).
+        full_loops: D.
+        mode: what token choice needs at most.
+    """
+    k = num_speculative_tokens
+    resumable = adapter.capabilities.resumable
+    shallow = draft_loops if k else 0
+    draft_depth = full_loops if resumable else draft_loops
+    offsets = torch.arange(k + 1, device=positions.device)
+    row_positions = positions[:, None] + offsets
+
+    inputs = [tokens]
+    kept: list[LoopState] = []
+    ctx = None
+    for step in range(k + 1 if resumable else k):
+        ctx = context(row_positions[:, step : step + 1], draft_depth)
+        state = adapter.prelude(inputs[step][:, None], ctx)
+        for index in range(shallow):
+            state = adapter.loop(state, index, ctx)
+        kept.append(state)
+        if step < k:
+            logits = adapter.draft_readout(state, ctx)
+            drafted = choose_tokens(logits, row_positions[:, step : step + 1] + 1, sampling, mode)
+            inputs.append(drafted[:, 0])
+
+    if ctx is None or k:
+        ctx = context(row_positions, full_loops)
+    if resumable:
+        state = tuple(torch.cat(parts, dim=1) for parts in zip(*kept, strict=True)) if k else kept[0]
+    else:
+        shallow = 0
+        state = adapter.prelude(torch.stack(inputs, dim=1), ctx)
+    for index in range(shallow, full_loops):
+        state = adapter.loop(state, index, ctx)
+    targets = choose_tokens(adapter.readout(state, ctx), row_positions + 1, sampling, mode)
+
+    if k:
+        drafts = torch.stack(inputs[1:], dim=1)
+        accepted = (drafts == targets[:, :k]).long().cumprod(dim=1).sum(dim=1)
+        next_token = targets.gather(1, accepted[:, None])[:, 0]
+    else:
+        accepted = torch.zeros_like(positions)
+        next_token = targets[:, 0]
+    return RoundOutput(targets, accepted, next_token, positions + accepted + 1)
+
+
+def prefill(
+    adapter: ModelAdapter,
+    ctx: StageContext,
+    tokens: Tensor,
+    next_positions: Tensor,
+    sampling: SamplingTensors,
+    *,
+    full_loops: int,
+    mode: SamplingMode,
+    want_tokens: bool,
+) -> Tensor | None:
+    """Run known tokens ([B, T] int64) at full depth; return the next token of each request, [B] int64.
+
+    `next_positions` ([B] int64) is where that token will stand. Without `want_tokens` (a chunk that does not
+    end its prompt) the result is None, and the readout runs only if it has planes of its own to fill.
+    """
+    state = adapter.prelude(tokens, ctx)
+    for index in range(full_loops):
+        state = adapter.loop(state, index, ctx)
+    if not want_tokens and not any(p.kind == "readout" for p in adapter.kv_planes(full_loops)):
+        return None
+    logits = adapter.readout(state, ctx)
+    assert logits.shape[1] == 1, "readout must pass its rows through ctx.logit_rows before the head"
+    if not want_tokens:
+        return None
+    return choose_tokens(logits, next_positions[:, None], sampling, mode)[:, 0]

@@ -1,0 +1,148 @@
+"""Owns the tensors: weights, cache, block tables; turns requests into rows and runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from looped_spec.adapter import ModelAdapter
+from looped_spec.control.plan import Candidate
+from looped_spec.runtime.attention import AttentionBackend, PagedContext, PagedRows
+from looped_spec.runtime.kv_cache import KVPool, blocks_for
+from looped_spec.runtime.request import Request
+from looped_spec.runtime.round import prefill, speculative_round
+from looped_spec.runtime.sampler import SamplingMode, SamplingTensors
+from looped_spec.runtime.scheduler import PrefillChunk
+
+# A batch of prompts is padded to its longest chunk; below this share of real rows it is run in parts.
+_MIN_FILL = 0.5
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """A round on the host: the target's tokens and the number of accepted drafts, per request."""
+
+    tokens: list[list[int]]
+    accepted: list[int]
+
+
+class ModelRunner:
+    """Runs prefill passes and rounds of one model over one cache."""
+
+    def __init__(
+        self,
+        adapter: ModelAdapter,
+        pool: KVPool,
+        backend: AttentionBackend,
+        *,
+        full_loops: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        device: torch.device,
+    ) -> None:
+        self.adapter = adapter
+        self.pool = pool
+        self.backend = backend
+        self.full_loops = full_loops
+        self.device = device
+        width = blocks_for(max_model_len, pool.block_size)
+        self._tables = torch.zeros(max_num_seqs, width, dtype=torch.int64, device=device)
+
+    def write_table(self, row: int, column: int, blocks: Sequence[int]) -> None:
+        """Set block-table entries of `row` from `column` on."""
+        entries = torch.tensor(blocks, dtype=torch.int64)
+        self._tables[row, column : column + len(blocks)] = entries.to(self.device)
+
+    @torch.inference_mode()
+    def prefill(self, chunks: Sequence[PrefillChunk]) -> list[int | None]:
+        """Compute chunks of known tokens; return the next token of each chunk that ends its prompt."""
+        tokens: list[int | None] = [None] * len(chunks)
+        order = sorted(range(len(chunks)), key=lambda i: chunks[i].stop - chunks[i].start)
+        while order:
+            longest = chunks[order[-1]].stop - chunks[order[-1]].start
+            group = [order.pop()]
+            while order and chunks[order[-1]].stop - chunks[order[-1]].start >= _MIN_FILL * longest:
+                group.append(order.pop())
+            for index, token in zip(
+                group, self._prefill_group([chunks[i] for i in group]), strict=True
+            ):
+                tokens[index] = token
+        return tokens
+
+    @torch.inference_mode()
+    def round(self, requests: Sequence[Request], candidate: Candidate) -> RoundResult:
+        """Run one round of `candidate` for requests whose newest token has no keys and values yet."""
+        positions = [request.num_tokens - 1 for request in requests]
+        limits = [request.max_cached_tokens for request in requests]
+        last = max(positions) + candidate.num_speculative_tokens
+        rows, sampling, mode = self._rows(requests, limits, last + 1)
+        packed = self._int_tensor([[request.last_token for request in requests], positions])
+        out = speculative_round(
+            self.adapter,
+            lambda where, loops: PagedContext(self.pool, self.backend, rows, where, loops),
+            packed[0],
+            packed[1],
+            sampling,
+            num_speculative_tokens=candidate.num_speculative_tokens,
+            draft_loops=candidate.draft_loops,
+            full_loops=self.full_loops,
+            mode=mode,
+        )
+        # One copy brings everything that the host needs.
+        host = torch.cat((out.accepted[:, None], out.tokens), dim=1).tolist()
+        return RoundResult([row[1:] for row in host], [row[0] for row in host])
+
+    def _prefill_group(self, chunks: Sequence[PrefillChunk]) -> list[int | None]:
+        requests = [chunk.request for chunk in chunks]
+        length = max(chunk.stop - chunk.start for chunk in chunks)
+        known = [chunk.request.known_tokens(chunk.start, chunk.stop) for chunk in chunks]
+        tokens = self._int_tensor([ids + [0] * (length - len(ids)) for ids in known])
+        bounds = self._int_tensor(
+            [[c.start for c in chunks], [c.stop for c in chunks], [len(ids) - 1 for ids in known]]
+        )
+        # Padding stands behind its chunk, so the limit sends it to the trash block.
+        longest = max(chunk.start for chunk in chunks) + length
+        rows, sampling, mode = self._rows(requests, [c.stop for c in chunks], longest)
+        positions = bounds[0][:, None] + torch.arange(length, device=self.device)
+        ctx = PagedContext(self.pool, self.backend, rows, positions, self.full_loops, bounds[2])
+        want = any(chunk.ends_prompt for chunk in chunks)
+        out = prefill(
+            self.adapter,
+            ctx,
+            tokens,
+            bounds[1],
+            sampling,
+            full_loops=self.full_loops,
+            mode=mode,
+            want_tokens=want,
+        )
+        if out is None:
+            return [None] * len(chunks)
+        chosen: list[int] = out.tolist()
+        return [
+            token if c.ends_prompt else None for token, c in zip(chosen, chunks, strict=True)
+        ]
+
+    def _rows(
+        self, requests: Sequence[Request], limits: list[int], num_positions: int
+    ) -> tuple[PagedRows, SamplingTensors, SamplingMode]:
+        """Gather what the rows share; block tables are cut to the blocks that `num_positions` reach."""
+        packed = self._int_tensor([[r.row for r in requests], limits, [r.seed for r in requests]])
+        width = min(blocks_for(num_positions, self.pool.block_size), self._tables.shape[1])
+        tables = self._tables[:, :width].index_select(0, packed[0])
+        params = [request.params for request in requests]
+        mode = SamplingMode.of(params)
+        floats = torch.tensor(
+            [[float(p.temperature), p.top_p, p.min_p, max(p.top_k, 0)] for p in params],
+            dtype=torch.float32,
+        ).to(self.device)
+        sampling = SamplingTensors(
+            packed[2], floats[:, 0], floats[:, 3].long(), floats[:, 1], floats[:, 2]
+        )
+        return PagedRows(tables, packed[1], packed[2]), sampling, mode
+
+    def _int_tensor(self, values: list[list[int]]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64).to(self.device)

@@ -1,0 +1,113 @@
+"""Token choice on the device: argmax, or Gumbel-max with noise that depends on (seed, position, token) alone.
+
+With T the temperature and g standard Gumbel noise, argmax(logits / T + g) is a sample of softmax(logits / T)
+(Gumbel 1954; Maddison et al., arXiv 1411.0030). The noise comes from a counter-based hash, so a draft and the
+target that meet at the same position use the same g, and a request's text does not depend on what ran beside it.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from looped_spec.sampling_params import SamplingParams
+
+_MASK = 0xFFFFFFFF
+
+
+class SamplingMode(enum.Enum):
+    """How much work token choice is for a batch: the most that one of its rows needs."""
+
+    GREEDY = 0
+    RANDOM = 1
+    FILTERED = 2
+
+    @staticmethod
+    def of(params: Sequence[SamplingParams]) -> SamplingMode:
+        """Return the cheapest mode that serves every one of `params`."""
+        random = [p for p in params if p.temperature > 0]
+        if any(p.filters for p in random):
+            return SamplingMode.FILTERED
+        return SamplingMode.RANDOM if random else SamplingMode.GREEDY
+
+
+@dataclass(frozen=True)
+class SamplingTensors:
+    """Sampling parameters of B rows: seeds and top_k [B] int64 (0: all), the others [B] fp32."""
+
+    seeds: Tensor
+    temperature: Tensor
+    top_k: Tensor
+    top_p: Tensor
+    min_p: Tensor
+
+
+def choose_tokens(
+    logits: Tensor, positions: Tensor, params: SamplingTensors, mode: SamplingMode
+) -> Tensor:
+    """Choose one token a row.
+
+    Args:
+        logits: [B, T, V], any float dtype.
+        positions: [B, T] int64, the absolute position that the chosen token will have.
+        params: of the B requests.
+        mode: what the batch needs at most; a row's choice is the same in every mode that suffices for it.
+
+    Returns:
+        [B, T] int64 token ids.
+    """
+    greedy = logits.argmax(dim=-1)
+    if mode is SamplingMode.GREEDY:
+        return greedy
+    is_greedy = (params.temperature == 0)[:, None]
+    temperature = torch.where(is_greedy, 1.0, params.temperature[:, None])[..., None]
+    scaled = logits.float() / temperature
+    if mode is SamplingMode.FILTERED:
+        scaled = filter_logits(scaled, params)
+    noise = gumbel_noise(params.seeds[:, None], positions, logits.shape[-1])
+    return torch.where(is_greedy, greedy, (scaled + noise).argmax(dim=-1))
+
+
+def filter_logits(scaled: Tensor, params: SamplingTensors) -> Tensor:
+    """Set logits outside top_k, then top_p (of what top_k left), then min_p to -inf.
+
+    `scaled` is [B, T, V] fp32, already divided by the temperature. Ties at a border stay in, so the result
+    does not depend on the order of a sort.
+    """
+    ordered = scaled.sort(dim=-1, descending=True).values
+    vocab = scaled.shape[-1]
+    rank = torch.where(params.top_k <= 0, vocab, params.top_k).clamp(max=vocab) - 1
+    border = ordered.gather(-1, rank[:, None, None].expand(*scaled.shape[:2], 1))
+    probability = ordered.masked_fill(ordered < border, -torch.inf).softmax(dim=-1)
+    before = probability.cumsum(dim=-1) - probability
+    top_p = params.top_p[:, None, None]
+    inside = (before < top_p) | (top_p >= 1.0)
+    # The kept ranks are a prefix; its last value is the border of the nucleus.
+    last = (inside.sum(dim=-1, keepdim=True) - 1).clamp(min=0)
+    border = torch.maximum(border, ordered.gather(-1, last))
+    border = torch.maximum(border, ordered[..., :1] + params.min_p[:, None, None].log())
+    return scaled.masked_fill(scaled < border, -torch.inf)
+
+
+def gumbel_noise(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
+    """Return standard Gumbel noise [..., V] fp32 for `seeds` and `positions` (int64, shapes that broadcast)."""
+    key = _mix(_mix(_mix(seeds & _MASK) ^ ((seeds >> 32) & _MASK)) ^ (positions & _MASK))[..., None]
+    token = torch.arange(vocab_size, device=positions.device) * 0x9E3779B1
+    bits = _mix(_mix((token + key) & _MASK) ^ _mix(key ^ 0x5BD1E995))
+    # E = -log(1 - u) is exponential; its small values, which win, keep full precision where u is near 0.
+    uniform = ((bits.float() + 0.5) * 2.0**-32).clamp(max=1.0 - 2.0**-24)
+    return -torch.log(-torch.log1p(-uniform))
+
+
+def _mix(x: Tensor) -> Tensor:
+    """Mix 32 bits held in int64 (a two-round multiply-xorshift; constants of the hash-prospector search).
+
+    Both factors are below 2**31, so no product leaves the signed 64-bit range.
+    """
+    x = ((x ^ (x >> 16)) * 0x21F0AAAD) & _MASK
+    x = ((x ^ (x >> 15)) * 0x735A2D97) & _MASK
+    return x ^ (x >> 15)

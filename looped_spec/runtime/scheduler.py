@@ -1,0 +1,156 @@
+"""Which requests run in a step: continuous batching, chunked prefill, preemption by recompute."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from looped_spec.errors import CapacityError
+from looped_spec.runtime.kv_cache import BlockAllocator, blocks_for
+from looped_spec.runtime.request import Request, Status
+
+
+@dataclass(frozen=True)
+class PrefillChunk:
+    """Known tokens `start` to `stop` of a request, to be computed at full depth."""
+
+    request: Request
+    start: int
+    stop: int
+
+    @property
+    def ends_prompt(self) -> bool:
+        """Whether the next token is chosen after this chunk."""
+        return self.stop == self.request.num_tokens
+
+
+@dataclass
+class Schedule:
+    """What one step runs: `decode` in the order of arrival, after the prefill chunks.
+
+    `new_blocks` lists (request, first column, block ids): block-table entries that changed.
+    """
+
+    prefill: list[PrefillChunk] = field(default_factory=list)
+    decode: list[Request] = field(default_factory=list)
+    new_blocks: list[tuple[Request, int, list[int]]] = field(default_factory=list)
+
+
+class Scheduler:
+    """Owns the queues, the rows and the blocks of requests."""
+
+    def __init__(
+        self, num_blocks: int, block_size: int, max_num_seqs: int, max_num_batched_tokens: int
+    ) -> None:
+        self.block_size = block_size
+        self.max_num_batched_tokens = max_num_batched_tokens
+        self.allocator = BlockAllocator(num_blocks)
+        self.waiting: deque[Request] = deque()
+        self.running: list[Request] = []
+        self.num_preemptions = 0
+        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+
+    def add(self, request: Request) -> None:
+        """Queue a request; refuse one that could not run even alone."""
+        needed = blocks_for(request.max_cached_tokens, self.block_size)
+        if needed > self.allocator.num_blocks:
+            raise CapacityError(
+                f"request {request.request_id} can never fit: {len(request.prompt_token_ids)} prompt tokens "
+                f"and {request.max_total_tokens - len(request.prompt_token_ids)} new ones need {needed} "
+                f"blocks of {self.block_size} tokens, the cache has {self.allocator.num_blocks}; "
+                "lower max_tokens or raise kv_cache_memory_bytes"
+            )
+        self.waiting.append(request)
+
+    @property
+    def num_decoding(self) -> int:
+        """How many requests wait for a round: the batch size that speculation is planned for."""
+        return sum(request.status is Status.DECODING for request in self.running)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request is unfinished."""
+        return bool(self.waiting or self.running)
+
+    def schedule(self, num_speculative_tokens: int) -> Schedule:
+        """Choose this step's work, with memory for a round of `num_speculative_tokens` drafts."""
+        step = Schedule()
+        self._schedule_decode(step, num_speculative_tokens)
+        rows = num_speculative_tokens + 1
+        # At least one block of prompt a step, so that a full decode batch cannot starve newcomers.
+        budget = max(self.max_num_batched_tokens - rows * len(step.decode), self.block_size)
+        for request in self.running:
+            if request.status is Status.PREFILLING:
+                budget = self._add_chunk(step, request, budget)
+        self._admit(step, budget)
+        return step
+
+    def finish(self, request: Request) -> None:
+        """Take a request out, whatever its status, and free what it holds."""
+        if request.status is Status.WAITING:
+            self.waiting.remove(request)
+        elif request.status is not Status.FINISHED:
+            self.running.remove(request)
+            self._release(request)
+        request.status = Status.FINISHED
+
+    def _schedule_decode(self, step: Schedule, num_speculative_tokens: int) -> None:
+        for request in [r for r in self.running if r.status is Status.DECODING]:
+            if request.status is not Status.DECODING:  # preempted for an earlier one
+                continue
+            tokens = min(request.num_tokens + num_speculative_tokens, request.max_cached_tokens)
+            while not self._grow(step, request, tokens):
+                victim = self.running[-1]
+                self._preempt(step, victim)
+                if victim is request:
+                    break
+            else:
+                step.decode.append(request)
+
+    def _admit(self, step: Schedule, budget: int) -> None:
+        while self.waiting and self._free_rows and budget > 0:
+            request = self.waiting[0]
+            if blocks_for(request.num_tokens, self.block_size) > self.allocator.num_free:
+                return
+            self.waiting.popleft()
+            request.row = self._free_rows.pop()
+            request.status = Status.PREFILLING
+            self.running.append(request)
+            self._grow(step, request, request.num_tokens)
+            budget = self._add_chunk(step, request, budget)
+
+    def _add_chunk(self, step: Schedule, request: Request, budget: int) -> int:
+        stop = min(request.num_tokens, request.num_computed + budget)
+        if stop > request.num_computed:
+            step.prefill.append(PrefillChunk(request, request.num_computed, stop))
+        return budget - (stop - request.num_computed)
+
+    def _grow(self, step: Schedule, request: Request, num_tokens: int) -> bool:
+        """Give `request` blocks for `num_tokens` tokens; False if there are too few."""
+        held = len(request.blocks)
+        missing = blocks_for(num_tokens, self.block_size) - held
+        if missing <= 0:
+            return True
+        blocks = self.allocator.allocate(missing)
+        if blocks is None:
+            return False
+        request.blocks.extend(blocks)
+        step.new_blocks.append((request, held, blocks))
+        return True
+
+    def _preempt(self, step: Schedule, request: Request) -> None:
+        """Take a request's memory; it keeps its tokens and computes them again when there is room."""
+        self.running.remove(request)
+        self._release(request)
+        request.status = Status.WAITING
+        request.num_computed = 0
+        request.metrics.num_preemptions += 1
+        self.num_preemptions += 1
+        self.waiting.appendleft(request)
+        step.new_blocks = [change for change in step.new_blocks if change[0] is not request]
+
+    def _release(self, request: Request) -> None:
+        self.allocator.free(request.blocks)
+        request.blocks = []
+        self._free_rows.append(request.row)
+        request.row = -1

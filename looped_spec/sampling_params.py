@@ -1,0 +1,86 @@
+"""How tokens are chosen and when a request ends; names and defaults as vLLM users know them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from looped_spec.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """Parameters of one request.
+
+    Attributes:
+        max_tokens: at most this many new tokens, at least 1.
+        temperature: 0 takes the most likely token; otherwise logits are divided by it.
+        top_k: sample among the k most likely tokens (ties at the border stay in); 0 or -1 means all.
+        top_p: sample among the smallest set of tokens whose probability reaches this, in (0, 1].
+        min_p: drop tokens less likely than this share of the most likely one, in [0, 1].
+        seed: same prompt, parameters and seed give the same text, with or without speculation; None takes one
+            from the engine's seed and the number of requests before this one.
+        stop: end at the first of these strings, which is not part of the text.
+        stop_token_ids: end at any of these tokens.
+        ignore_eos: go on after the model's own end tokens.
+        include_stop_str_in_output: leave the stop string in the text.
+        skip_special_tokens: leave special tokens out of the text.
+    """
+
+    max_tokens: int = 16
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop: str | tuple[str, ...] | list[str] | None = None
+    stop_token_ids: tuple[int, ...] | list[int] | None = None
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        _check_int("max_tokens", self.max_tokens, 1)
+        _check_int("top_k", self.top_k, -1)
+        _check_float("temperature", self.temperature, 0.0, math.inf, "at least 0")
+        _check_float("top_p", self.top_p, 0.0, 1.0, "in (0, 1]", open_low=True)
+        _check_float("min_p", self.min_p, 0.0, 1.0, "in [0, 1]")
+        if self.seed is not None:
+            _check_int("seed", self.seed, -(2**63), 2**63 - 1)
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        if any(not isinstance(text, str) or not text for text in stop):
+            raise ConfigError(f"stop must be non-empty strings, got {self.stop!r}")
+        object.__setattr__(self, "stop", stop)
+        token_ids = tuple(self.stop_token_ids or ())
+        for token_id in token_ids:
+            _check_int("stop_token_ids", token_id, 0)
+        object.__setattr__(self, "stop_token_ids", token_ids)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """The stop strings as a tuple, however they were given."""
+        assert isinstance(self.stop, tuple)
+        return self.stop
+
+    @property
+    def filters(self) -> bool:
+        """Whether any of top_k, top_p, min_p narrows the choice."""
+        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
+
+
+def _check_int(name: str, value: object, low: int, high: int | None = None) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name} must be an integer, got {value!r}")
+    if value < low or (high is not None and value > high):
+        bound = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise ConfigError(f"{name} must be {bound}, got {value}")
+
+
+def _check_float(
+    name: str, value: object, low: float, high: float, text: str, open_low: bool = False
+) -> None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise ConfigError(f"{name} must be a number, got {value!r}")
+    below = value <= low if open_low else value < low
+    if not math.isfinite(value) or below or value > high:
+        raise ConfigError(f"{name} must be {text}, got {value}")

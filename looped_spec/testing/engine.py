@@ -1,0 +1,72 @@
+"""An engine around an adapter in memory, for tests that need no checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from looped_spec.adapter import ModelAdapter
+from looped_spec.control.plan import Candidate
+from looped_spec.control.static import StaticPolicy
+from looped_spec.runtime.attention import make_backend
+from looped_spec.runtime.engine import Engine
+from looped_spec.runtime.kv_cache import KVPool, blocks_for
+from looped_spec.runtime.request import Request
+from looped_spec.runtime.runner import ModelRunner
+from looped_spec.runtime.scheduler import Scheduler
+from looped_spec.sampling_params import SamplingParams
+
+
+def make_engine(
+    adapter: ModelAdapter,
+    *,
+    num_speculative_tokens: int = 0,
+    draft_loops: int = 0,
+    full_loops: int | None = None,
+    max_num_seqs: int = 4,
+    max_model_len: int | None = None,
+    max_num_batched_tokens: int = 512,
+    block_size: int = 4,
+    num_blocks: int | None = None,
+    eos_token_ids: Sequence[int] = (),
+    seed: int = 0,
+) -> Engine:
+    """Return an engine on the CPU in fp32 with a cache of `num_blocks` (default: enough for all sequences)."""
+    depth = full_loops or adapter.geometry.default_full_loops
+    length = max_model_len or adapter.geometry.max_model_len
+    if num_blocks is None:
+        num_blocks = blocks_for(length, block_size) * max_num_seqs
+    device = torch.device("cpu")
+    pool = KVPool(adapter.kv_planes(depth), num_blocks, block_size, torch.float32, device)
+    runner = ModelRunner(
+        adapter,
+        pool,
+        make_backend("sdpa"),
+        full_loops=depth,
+        max_num_seqs=max_num_seqs,
+        max_model_len=length,
+        device=device,
+    )
+    candidate = Candidate(num_speculative_tokens, draft_loops).check(depth)
+    return Engine(
+        runner,
+        Scheduler(num_blocks, block_size, max_num_seqs, max_num_batched_tokens),
+        StaticPolicy(candidate),
+        max_model_len=length,
+        eos_token_ids=eos_token_ids,
+        seed=seed,
+    )
+
+
+def run_all(
+    engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams]
+) -> list[Request]:
+    """Run prompts to their end and return the requests; every block must be free again."""
+    each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)
+    requests = [engine.add_request(p, one) for p, one in zip(prompts, each, strict=True)]
+    while engine.has_work:
+        engine.step()
+    allocator = engine.scheduler.allocator
+    assert allocator.num_free == allocator.num_blocks, "blocks leaked"
+    return requests
