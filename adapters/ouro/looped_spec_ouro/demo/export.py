@@ -1,0 +1,108 @@
+"""Writing a trained demo in the official Ouro layout, and reading it back in fp32."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from looped_spec.errors import ModelLoadError
+from looped_spec_ouro.adapter import OuroAdapter
+from looped_spec_ouro.demo.vocabulary import END_OF_TEXT, tokenizer_settings
+from looped_spec_ouro.model import OuroConfig
+
+
+def config_json(config: OuroConfig) -> dict[str, Any]:
+    """Return config.json with the keys of the official checkpoints."""
+    return {
+        "architectures": ["OuroForCausalLM"],
+        "attention_dropout": 0.0,
+        "bos_token_id": END_OF_TEXT,
+        "early_exit_threshold": 1.0,
+        "eos_token_id": END_OF_TEXT,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": config.hidden_size,
+        "initializer_range": 0.02,
+        "intermediate_size": config.intermediate_size,
+        "layer_types": ["full_attention"] * config.num_layers,
+        "max_position_embeddings": config.max_position_embeddings,
+        "model_type": "ouro",
+        "num_attention_heads": config.num_heads,
+        "num_hidden_layers": config.num_layers,
+        "num_key_value_heads": config.num_kv_heads,
+        "pad_token_id": END_OF_TEXT,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_scaling": None,
+        "rope_theta": config.rope_theta,
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "total_ut_steps": config.total_loops,
+        "use_cache": True,
+        "use_sliding_window": False,
+        "vocab_size": config.vocab_size,
+    }
+
+
+def official_tensors(adapter: OuroAdapter) -> dict[str, Tensor]:
+    """Return every tensor in bf16 under its official name, with merged parameters taken apart."""
+    parameters = adapter.module.state_dict()
+    return {
+        name: parameters[to.parameter][to.start : to.stop].to(torch.bfloat16).contiguous()
+        for name, to in adapter.checkpoint_layout().items()
+    }
+
+
+def export_demo(folder: Path, adapter: OuroAdapter, tokenizer: Tokenizer) -> None:
+    """Write configs, weights and tokenizer into `folder`, each file whole or not at all."""
+    config = config_json(adapter.config)
+    generation = {key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    settings = tokenizer_settings(adapter.config.max_position_embeddings)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        weights = folder / "model.safetensors.part"
+        save_file(official_tensors(adapter), weights, metadata={"format": "pt"})
+        weights.replace(folder / "model.safetensors")
+        write_json(folder / "config.json", config)
+        write_json(folder / "generation_config.json", {**generation, "do_sample": False})
+        write_json(folder / "tokenizer_config.json", settings)
+        _write_whole(folder / "tokenizer.json", tokenizer.to_str())
+    except OSError as error:
+        raise ModelLoadError(f"cannot write to {folder}: {error.strerror}") from error
+
+
+def load_demo(folder: Path) -> tuple[OuroAdapter, Tokenizer]:
+    """Read an exported folder back; weights are widened to fp32."""
+    try:
+        adapter = OuroAdapter(json.loads((folder / "config.json").read_text(encoding="utf-8")), {})
+        stored = load_file(folder / "model.safetensors")
+        tokenizer = Tokenizer.from_str((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ModelLoadError(f"no demo checkpoint in {folder}: {error}") from error
+    except (SafetensorError, ValueError) as error:
+        raise ModelLoadError(f"damaged demo checkpoint in {folder}: {error}") from error
+    layout = adapter.checkpoint_layout()
+    if stored.keys() != layout.keys():
+        raise ModelLoadError(f"tensors of {folder} differ from the official names")
+    parameters = adapter.module.state_dict()
+    for name, target in layout.items():
+        parameters[target.parameter][target.start : target.stop].copy_(stored[name])
+    return adapter, tokenizer
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write JSON as the project keeps it on disk: sorted, indented, ended by a line break."""
+    _write_whole(path, json.dumps(value, indent=2, sort_keys=True, ensure_ascii=False) + "\n")
+
+
+def _write_whole(path: Path, text: str) -> None:
+    part = path.with_name(path.name + ".part")
+    part.write_text(text, encoding="utf-8")
+    part.replace(path)
