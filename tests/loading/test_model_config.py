@@ -1,0 +1,56 @@
+"""The JSON files of a model folder are read with errors that say what is wrong where."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from looped_spec.errors import ModelLoadError
+from looped_spec.model_config import read_generation_config, read_json_config
+
+
+def test_a_config_is_read_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "x", "extra": [1, null]}')
+    assert read_json_config(tmp_path) == {"model_type": "x", "extra": [1, None]}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"model_type": "x",\n  "a" 1}', r"config\.json is not valid JSON: .* line 2 column 7"),
+        (b"", "line 1 column 1"),
+        (b"\xff\xfe\xff", "not UTF-8"),
+        (b"[" * 100_000, "nested too deeply"),
+        (b"[1]", "must hold a JSON object, found a list"),
+        (b"null", "must hold a JSON object, found null"),
+        (b'{"a": 1}', "must name its model_type .*; it is missing"),
+        (b'{"model_type": 3}', "must name its model_type .*; found 3"),
+        (b'{"model_type": ""}', "must name its model_type .*; found ''"),
+    ],
+)
+def test_a_bad_config_is_told_in_one_line(tmp_path: Path, content: bytes, message: str) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    with pytest.raises(ModelLoadError, match=message) as caught:
+        read_json_config(tmp_path)
+    assert "\n" not in str(caught.value)
+
+
+def test_folders_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match="absent does not exist"):
+        read_json_config(tmp_path / "absent")
+    with pytest.raises(ModelLoadError, match=r"holds no config\.json"):
+        read_json_config(tmp_path)
+    (tmp_path / "file").write_text("{}")
+    with pytest.raises(ModelLoadError, match="file is not a folder"):
+        read_json_config(tmp_path / "file")
+
+
+def test_a_generation_config_may_be_absent_but_not_broken(tmp_path: Path) -> None:
+    assert read_generation_config(tmp_path) == {}
+    path = tmp_path / "generation_config.json"
+    path.write_text('{"eos_token_id": [1, 2]}')
+    assert read_generation_config(tmp_path) == {"eos_token_id": [1, 2]}
+    path.write_text("{")
+    with pytest.raises(ModelLoadError, match=r"generation_config\.json is not valid JSON"):
+        read_generation_config(tmp_path)
