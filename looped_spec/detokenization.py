@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from looped_spec.tokenization import Tokenizer
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from looped_spec.tokenization import Tokenizer
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"  # what decoders put for bytes that are not UTF-8 (yet)
 _MAX_CHARACTER_BYTES = 4

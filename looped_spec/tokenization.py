@@ -6,8 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from looped_spec.detokenization import IncrementalDetokenizer
 from looped_spec.errors import ConfigError, ModelLoadError
 from looped_spec.model_config import CONFIG_FILE, GENERATION_CONFIG_FILE
+
+__all__ = [
+    "IncrementalDetokenizer",
+    "Tokenizer",
+    "load_tokenizer",
+    "stop_token_ids",
+]
 
 _FAST_FILE = "tokenizer.json"
 _OTHER_FILES = ("tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
@@ -78,7 +86,7 @@ class Tokenizer:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer | None:
-    """Load the tokenizer of a model folder; None if the folder has no tokenizer files.
+    """Load the tokenizer of a model folder; None if it has no files of one (ids still work).
 
     Code of the folder is never run, and the model type need not be known to transformers.
     """
@@ -111,16 +119,6 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
             f"is {_FAST_FILE} missing?"
         )
     return Tokenizer(inner)
-
-
-def require_tokenizer(tokenizer: Tokenizer | None, model_name: str) -> Tokenizer:
-    """Return the tokenizer, or say that text cannot be used without one."""
-    if tokenizer is None:
-        raise ModelLoadError(
-            f"model '{model_name}' has no tokenizer files, so it takes and gives token ids only: "
-            f"pass ids, or put {_FAST_FILE} into its folder"
-        )
-    return tokenizer
 
 
 def stop_token_ids(

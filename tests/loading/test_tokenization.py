@@ -12,7 +12,7 @@ from tiny_checkpoints import write_config
 from tiny_tokenizers import CHAT_TEMPLATE, SPECIAL, load, write_byte_level
 
 from looped_spec.errors import ConfigError, ModelLoadError
-from looped_spec.tokenization import load_tokenizer, require_tokenizer, stop_token_ids
+from looped_spec.tokenization import load_tokenizer, stop_token_ids
 
 TEXT = "hello world 😀 grüße 你好 . ,  two  spaces ' s"
 
@@ -74,15 +74,9 @@ def test_vocabulary_files_without_tokenizer_json(tmp_path: Path) -> None:
     assert tokenizer.eos_token_ids == (0,)
 
 
-def test_a_folder_without_tokenizer_files_has_none_until_text_is_needed(tmp_path: Path) -> None:
+def test_a_folder_without_tokenizer_files_has_none(tmp_path: Path) -> None:
     write_config(tmp_path)
-    tokenizer = load_tokenizer(tmp_path)
-    assert tokenizer is None
-    with pytest.raises(ModelLoadError, match=r"model 'tiny' has no tokenizer files.*pass ids"):
-        require_tokenizer(tokenizer, "tiny")
-    write_byte_level(tmp_path)
-    tokenizer = load(tmp_path)
-    assert require_tokenizer(tokenizer, "tiny") is tokenizer
+    assert load_tokenizer(tmp_path) is None
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "{}", '{"model": 3}', ""])
