@@ -35,7 +35,7 @@ class AttentionBackend(ABC):
     name: str
 
     @abstractmethod
-    def prepare(self, positions: Tensor, rows: PagedRows, block_size: int) -> Any:
+    def prepare(self, positions: Tensor, rows: PagedRows, pool: KVPool) -> Any:
         """Compute what all planes share: called once per context."""
 
     @abstractmethod
@@ -50,12 +50,13 @@ class SdpaBackend(AttentionBackend):
 
     name = "sdpa"
 
-    def prepare(self, positions: Tensor, rows: PagedRows, block_size: int) -> tuple[Tensor, Tensor]:
-        """Return the flat table [B * W] and the mask [B, 1, T, W * block_size] (True: attend)."""
-        width = rows.block_tables.shape[1] * block_size
+    def prepare(self, positions: Tensor, rows: PagedRows, pool: KVPool) -> tuple[Tensor, Tensor]:
+        """Return the flat table [B * W] and the additive mask [B, 1, T, W * block_size] (0 or -inf)."""
+        width = rows.block_tables.shape[1] * pool.block_size
         key_positions = torch.arange(width, device=positions.device)
-        mask = key_positions <= positions[:, None, :, None]
-        return rows.block_tables.reshape(-1), mask
+        hidden = key_positions > positions[:, None, :, None]
+        mask = torch.zeros(hidden.shape, dtype=pool.dtype, device=positions.device)
+        return rows.block_tables.reshape(-1), mask.masked_fill_(hidden, -torch.inf)
 
     def attend(
         self, q: Tensor, k_pages: Tensor, v_pages: Tensor, prepared: Any, scale: float | None
@@ -109,7 +110,7 @@ class PagedContext:
         self._pool = pool
         self._backend = backend
         self._last_rows = last_rows
-        self._prepared = backend.prepare(positions, rows, pool.block_size)
+        self._prepared = backend.prepare(positions, rows, pool)
         self._slots = _flat_slots(positions, rows, pool.block_size)
 
     def attend(

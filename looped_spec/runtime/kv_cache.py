@@ -55,6 +55,7 @@ class KVPool:
     ) -> None:
         self.block_size = block_size
         self.num_blocks = num_blocks
+        self.dtype = dtype
         self.planes: list[tuple[Tensor, Tensor]] = []
         for plane in planes:
             shape = (num_blocks + 1, block_size, plane.num_kv_heads, plane.head_dim)
