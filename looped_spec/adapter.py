@@ -1,7 +1,7 @@
 """The contract between the core and a model family, and nothing else.
 
-Depth is always counted in loops completed (1..D); a loop *index* is 0-based. Importing this module does not
-import torch, so a plugin may describe itself without loading anything heavy.
+Depth is always counted in loops completed (1..D); a loop *index* is 0-based. Importing this module
+does not import torch, so a plugin may describe itself without loading anything heavy.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 API_VERSION = 1
-"""What `AdapterSpec.api_version` is compared with; raised when the behaviour of this contract changes."""
+"""What `AdapterSpec.api_version` is compared with; raised when the behaviour of this contract
+changes."""
 
 LoopState = tuple["Tensor", ...]
-"""What a loop hands to the next: tensors whose first two axes are [B, T]; the rest is the adapter's business."""
+"""What a loop hands to the next: tensors whose first two axes are [B, T]; the rest is the adapter's
+business."""
 
 PlaneKind = Literal["prelude", "loop", "readout"]
 
@@ -30,8 +32,9 @@ PlaneKind = Literal["prelude", "loop", "readout"]
 class KVPlane:
     """One key/value plane of the cache: what one attention layer remembers at one depth.
 
-    `kind` decides what speculation may reuse: `prelude` and `loop` planes written while drafting are kept, a
-    `readout` plane depends on the depth it was read at and is written again by verification.
+    `kind` decides what speculation may reuse: `prelude` and `loop` planes written while drafting
+    are kept, a `readout` plane depends on the depth it was read at and is written again by
+    verification.
     """
 
     kind: PlaneKind
@@ -41,7 +44,8 @@ class KVPlane:
 
 @dataclass(frozen=True)
 class LoopGeometry:
-    """Sizes and limits of one loaded model. Counts of loops are loops completed, lengths are tokens."""
+    """Sizes and limits of one loaded model. Counts of loops are loops completed, lengths are
+    tokens."""
 
     default_full_loops: int
     max_full_loops: int
@@ -50,7 +54,8 @@ class LoopGeometry:
     max_model_len: int
 
     def check_full_loops(self, full_loops: int) -> int:
-        """Return `full_loops` if the model may run that deep; raise `ConfigError` with the range if not."""
+        """Return `full_loops` if the model may run that deep; raise `ConfigError` with the range if
+        not."""
         if not 1 <= full_loops <= self.max_full_loops:
             raise ConfigError(
                 f"full_loops must be between 1 and {self.max_full_loops} (the depth this model was "
@@ -61,7 +66,8 @@ class LoopGeometry:
 
 @dataclass(frozen=True)
 class ExitCriterion:
-    """A way to tell that a token needs no more loops: its name and the official default threshold."""
+    """A way to tell that a token needs no more loops: its name and the official default
+    threshold."""
 
     name: str
     default_threshold: float
@@ -72,11 +78,13 @@ class Capabilities:
     """What a family can do. The core asks these and never the adapter's name.
 
     Attributes:
-        early_exit: criteria of `ModelAdapter.exit_score`, the default one first; empty if there is no signal.
-        resumable: a shallow run is a prefix of a deep run, so verification may continue from drafted states.
+        early_exit: criteria of `ModelAdapter.exit_score`, the default one first; empty if there is
+            no signal.
+        resumable: a shallow run is a prefix of a deep run, so verification may continue from
+            drafted states.
         shadow_depths: the readout of an intermediate state is meaningful and disturbs no KV plane.
-        non_kv_state: a name for per-request state beside the KV planes, which the core cannot roll back yet
-            and therefore refuses; None if there is none.
+        non_kv_state: a name for per-request state beside the KV planes, which the core cannot roll
+            back yet and therefore refuses; None if there is none.
     """
 
     early_exit: tuple[ExitCriterion, ...] = ()
@@ -98,7 +106,8 @@ class AdapterSpec:
         requires: top-level modules that must be importable, for instance `("transformers",)`.
         install_hint: what to type when one of them is missing.
         preset_package: package whose `presets/` folder holds preset files, or None.
-        demo_package: package whose folder is a bundled checkpoint, reached as `demo:<name>`, or None.
+        demo_package: package whose folder is a bundled checkpoint, reached as `demo:<name>`, or
+            None.
     """
 
     name: str
@@ -115,14 +124,19 @@ class AdapterSpec:
         if not re.fullmatch(r"[a-z0-9_]+", self.name):
             raise ConfigError(f"adapter name must match [a-z0-9_]+, got '{self.name}'")
         if isinstance(self.model_types, str) or not self.model_types:
-            raise ConfigError(f"model_types of adapter '{self.name}' must be a tuple of at least one name")
+            raise ConfigError(
+                f"model_types of adapter '{self.name}' must be a tuple of at least one name"
+            )
         if not re.fullmatch(r"[\w.]+:\w+", self.factory):
-            raise ConfigError(f"factory of adapter '{self.name}' must be 'module:Class', got '{self.factory}'")
+            raise ConfigError(
+                f"factory of adapter '{self.name}' must be 'module:Class', got '{self.factory}'"
+            )
 
 
 @dataclass(frozen=True)
 class WeightTarget:
-    """Where one checkpoint tensor goes: rows `start` to `stop` of a parameter (all of it when both are None)."""
+    """Where one checkpoint tensor goes: rows `start` to `stop` of a parameter (all of it when both
+    are None)."""
 
     parameter: str
     start: int | None = None
@@ -130,13 +144,16 @@ class WeightTarget:
 
 
 class StageContext(Protocol):
-    """What the three stages know of the rows they compute. Adapters never see requests, blocks or a scheduler.
+    """What the three stages know of the rows they compute. Adapters never see requests, blocks or a
+    scheduler.
 
     Attributes:
         positions: [B, T] int64, absolute position of each row in its request.
-        seeds: [B] int64, the requests' seeds; any per-token randomness must be hashed from (seed, position).
+        seeds: [B] int64, the requests' seeds; any per-token randomness must be hashed from (seed,
+            position).
         total_loops: the depth that this run will reach; some models condition on it.
-        cache: scratch for values that depend on positions alone (rotary angles); lives as long as the context.
+        cache: scratch for values that depend on positions alone (rotary angles); lives as long as
+            the context.
     """
 
     positions: Tensor
@@ -144,28 +161,35 @@ class StageContext(Protocol):
     total_loops: int
     cache: dict[str, Any]
 
-    def attend(self, plane: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None) -> Tensor:
-        """Write k and v into KV plane `plane`, and attend causally over what it holds for each row's request.
+    def attend(
+        self, plane: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None
+    ) -> Tensor:
+        """Write k and v into KV plane `plane`, and attend causally over what it holds for each
+        row's request.
 
-        q is [B, T, heads, head_dim], k and v are [B, T, kv_heads, head_dim]; the result has the shape of q.
-        `plane` is a Python int, an index into `ModelAdapter.kv_planes`. The default scale is head_dim ** -0.5.
+        q is [B, T, heads, head_dim], k and v are [B, T, kv_heads, head_dim]; the result has the
+        shape of q. `plane` is a Python int, an index into `ModelAdapter.kv_planes`. The default
+        scale is head_dim ** -0.5.
         """
         ...
 
     def logit_rows(self, hidden: Tensor) -> Tensor:
         """Keep only the rows whose logits are wanted; call it right before the head.
 
-        [B, T, ...] in, [B, T', ...] out: in prefill T' is 1 (the last row of each prompt), otherwise T.
+        [B, T, ...] in, [B, T', ...] out: in prefill T' is 1 (the last row of each prompt),
+        otherwise T.
         """
         ...
 
 
 class ModelAdapter(ABC):
-    """A looped model as three stages over rows of shape [B, T, ...], with its sizes and its checkpoint layout.
+    """A looped model as three stages over rows of shape [B, T, ...], with its sizes and its
+    checkpoint layout.
 
-    The constructor takes config.json as a mapping, and the adapter's own options (see `options`). It must build
-    `module` with the parameters only, so that it can run under `torch.device("meta")`; whatever is computed
-    from the config rather than loaded belongs into plain attributes made on first use.
+    The constructor takes config.json as a mapping, and the adapter's own options (see `options`).
+    It must build `module` with the parameters only, so that it can run under
+    `torch.device("meta")`; whatever is computed from the config rather than loaded belongs into
+    plain attributes made on first use.
     """
 
     options: ClassVar[Mapping[str, Any]] = {}
@@ -175,19 +199,22 @@ class ModelAdapter(ABC):
     geometry: LoopGeometry
     capabilities: Capabilities
     default_speculation: tuple[int, int] | None = None
-    """(num_speculative_tokens, draft_loops) to use when neither the user nor a preset says; None means off."""
+    """(num_speculative_tokens, draft_loops) to use when neither the user nor a preset says; None
+    means off."""
 
     @abstractmethod
     def __init__(self, config: Mapping[str, Any], options: Mapping[str, Any]) -> None: ...
 
     @classmethod
     def unsupported_reason(cls, config: Mapping[str, Any]) -> str | None:
-        """Say why a checkpoint of this configuration cannot run, or None; asked before anything is allocated."""
+        """Say why a checkpoint of this configuration cannot run, or None; asked before anything is
+        allocated."""
         return None
 
     @abstractmethod
     def kv_planes(self, full_loops: int) -> tuple[KVPlane, ...]:
-        """Declare the KV planes of a run `full_loops` deep; `attend` takes indices into this tuple."""
+        """Declare the KV planes of a run `full_loops` deep; `attend` takes indices into this
+        tuple."""
 
     @abstractmethod
     def prelude(self, tokens: Tensor, ctx: StageContext) -> LoopState:
@@ -199,7 +226,8 @@ class ModelAdapter(ABC):
 
     @abstractmethod
     def readout(self, state: LoopState, ctx: StageContext) -> Tensor:
-        """Return logits [B, T', V]: final norm, blocks that run once after the loops, head (`ctx.logit_rows`)."""
+        """Return logits [B, T', V]: final norm, blocks that run once after the loops, head
+        (`ctx.logit_rows`)."""
 
     def draft_readout(self, state: LoopState, ctx: StageContext) -> Tensor:
         """Return the logits that drafts are taken from; by default those of `readout`."""
@@ -214,10 +242,12 @@ class ModelAdapter(ABC):
         index: int,
         ctx: StageContext,
     ) -> Tensor:
-        """Score readiness after loop `index`: [B, T] fp32; a row may leave once it reaches the threshold.
+        """Score readiness after loop `index`: [B, T] fp32; a row may leave once it reaches the
+        threshold.
 
-        `previous` is the state before this loop, `previous_score` what this method returned for the loop
-        before it (None at the first), so that cumulative and counting criteria need no state of their own.
+        `previous` is the state before this loop, `previous_score` what this method returned for the
+        loop before it (None at the first), so that cumulative and counting criteria need no state
+        of their own.
         """
         raise UnsupportedError(f"{type(self).__name__} has no early-exit criterion '{criterion}'")
 
@@ -226,5 +256,6 @@ class ModelAdapter(ABC):
         return {name: WeightTarget(name) for name in self.module.state_dict()}
 
     def optional_checkpoint_tensors(self) -> frozenset[str]:
-        """Name tensors that a checkpoint may omit (a tied head) or that are accepted and ignored."""
+        """Name tensors that a checkpoint may omit (a tied head) or that are accepted and
+        ignored."""
         return frozenset()

@@ -29,7 +29,8 @@ def looped_spec_adapters() -> Iterable[AdapterSpec]:  # type: ignore[empty-body]
     Example:
         @hookimpl
         def looped_spec_adapters():
-            return [AdapterSpec(name="toy", model_types=("toy_looped",), factory="toy_plugin.adapter:ToyAdapter")]
+            return [AdapterSpec(name="toy", model_types=("toy_looped",),
+            factory="toy_plugin.adapter:ToyAdapter")]
 
     .. versionadded:: 0.1
     """

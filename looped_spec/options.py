@@ -1,4 +1,5 @@
-"""The options of `LLM`, once: the Python signature, the checks and the command-line flags all come from here."""
+"""The options of `LLM`, once: the Python signature, the checks and the command-line flags all come
+from here."""
 
 from __future__ import annotations
 
@@ -25,7 +26,8 @@ class EngineOptions:
         "float32, bfloat16, float16, or auto: that of the checkpoint on CUDA, float32 on the CPU",
     )
     num_speculative_tokens: int | None = _option(
-        None, "K, tokens drafted per round; 0 turns speculation off; default: what the model suggests"
+        None,
+        "K, tokens drafted per round; 0 turns speculation off; default: what the model suggests",
     )
     draft_loops: int | None = _option(
         None, "d, loops per drafted token, 1 to full_loops - 1; default: what the model suggests"
@@ -41,7 +43,8 @@ class EngineOptions:
     max_num_batched_tokens: int = _option(2048, "most tokens computed in one step")
     block_size: int = _option(16, "tokens per block of the key/value cache")
     kv_cache_memory_bytes: int | None = _option(
-        None, "bytes for the key/value cache; default: 0.9 of free GPU memory, or a quarter of the RAM"
+        None,
+        "bytes for the key/value cache; default: 0.9 of free GPU memory, or a quarter of the RAM",
     )
     attention_backend: str = _option("auto", "auto or sdpa")
     load_format: str = _option("auto", "auto reads the checkpoint, dummy makes random weights")
@@ -78,7 +81,8 @@ class EngineOptions:
 
     @classmethod
     def from_kwargs(cls, options: Mapping[str, Any]) -> EngineOptions:
-        """Make options from keyword arguments; an unknown one is an error that names the closest."""
+        """Make options from keyword arguments; an unknown one is an error that names the
+        closest."""
         reject_unknown(options, [f.name for f in dataclasses.fields(cls)], "option")
         return cls(**options)
 
@@ -91,7 +95,9 @@ class EngineOptions:
     def signature(cls, *leading: inspect.Parameter) -> inspect.Signature:
         """Return a signature of `leading` followed by every option as a keyword."""
         own = [
-            inspect.Parameter(f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type)
+            inspect.Parameter(
+                f.name, inspect.Parameter.KEYWORD_ONLY, default=f.default, annotation=f.type
+            )
             for f in dataclasses.fields(cls)
         ]
         return inspect.Signature([*leading, *own])

@@ -15,11 +15,12 @@ class SamplingParams:
     Attributes:
         max_tokens: at most this many new tokens, at least 1.
         temperature: 0 takes the most likely token; otherwise logits are divided by it.
-        top_k: sample among the k most likely tokens (ties at the border stay in); 0 or -1 means all.
+        top_k: sample among the k most likely tokens (ties at the border stay in); 0 or -1 means
+            all.
         top_p: sample among the smallest set of tokens whose probability reaches this, in (0, 1].
         min_p: drop tokens less likely than this share of the most likely one, in [0, 1].
-        seed: same prompt, parameters and seed give the same text, with or without speculation; None takes one
-            from the engine's seed and the number of requests before this one.
+        seed: same prompt, parameters and seed give the same text, with or without speculation; None
+            takes one from the engine's seed and the number of requests before this one.
         stop: end at the first of these strings, which is not part of the text.
         stop_token_ids: end at any of these tokens.
         ignore_eos: go on after the model's own end tokens.

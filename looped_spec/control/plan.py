@@ -18,7 +18,8 @@ class Candidate:
     draft_loops: int
 
     def check(self, full_loops: int) -> Candidate:
-        """Return self if a model run `full_loops` deep can do it; raise `ConfigError` with the range if not."""
+        """Return self if a model run `full_loops` deep can do it; raise `ConfigError` with the
+        range if not."""
         if self.num_speculative_tokens < 0:
             raise ConfigError(
                 f"num_speculative_tokens must be at least 0, got {self.num_speculative_tokens}"
@@ -53,8 +54,9 @@ class SpeculationPlan:
 class RoundFeedback:
     """What one round gave, per request in the order of the batch.
 
-    `proposed` counts only drafts that could have been committed: a request that ends behind the cut by a stop
-    or its length limit does not count the drafts behind it, neither as accepted nor as failed.
+    `proposed` counts only drafts that could have been committed: a request that ends behind the cut
+    by a stop or its length limit does not count the drafts behind it, neither as accepted nor as
+    failed.
     """
 
     plan_id: int

@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 
 class RMSNorm(nn.Module):
-    """RMSNorm computed in fp32, rounded to the activation dtype, then scaled (the order of the Llama family)."""
+    """RMSNorm computed in fp32, rounded to the activation dtype, then scaled (the order of the
+    Llama family)."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()

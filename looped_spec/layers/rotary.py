@@ -1,4 +1,5 @@
-"""Rotary position embedding, split-half form (RoFormer, arXiv 2104.09864; pairing of GPT-NeoX and Llama)."""
+"""Rotary position embedding, split-half form (RoFormer, arXiv 2104.09864; pairing of GPT-NeoX and
+Llama)."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from torch import Tensor
 class RotaryAngles:
     """Angles computed from positions on use.
 
-    Not a module on purpose: casting a model must never round the fp32 frequencies, loading on the meta device
+    Not a module on purpose: casting a model must never round the fp32 frequencies, loading on the
+    meta device
     must never lose them, and a table would have to bound the positions of padded rows.
     """
 

@@ -1,4 +1,5 @@
-"""What the stages see of the cache (`PagedContext`), and the backends that compute attention over it."""
+"""What the stages see of the cache (`PagedContext`), and the backends that compute attention over
+it."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ class PagedRows:
     """Which requests the rows of a call belong to.
 
     Attributes:
-        block_tables: [B, W] int64, the blocks of each request in order; unused columns hold the trash block.
+        block_tables: [B, W] int64, the blocks of each request in order; unused columns hold the
+            trash block.
         limits: [B] int64, positions from here on write to the trash block.
         seeds: [B] int64, the requests' seeds.
     """
@@ -30,7 +32,8 @@ class PagedRows:
 
 
 class AttentionBackend(ABC):
-    """Attention of new rows over the pages of their own requests. A position sees itself and all before it."""
+    """Attention of new rows over the pages of their own requests. A position sees itself and all
+    before it."""
 
     name: str
 
@@ -42,16 +45,19 @@ class AttentionBackend(ABC):
     def attend(
         self, q: Tensor, k_pages: Tensor, v_pages: Tensor, prepared: Any, scale: float | None
     ) -> Tensor:
-        """Attend q ([B, T, heads, head_dim]) over pages [num_blocks, block_size, kv_heads, head_dim]."""
+        """Attend q ([B, T, heads, head_dim]) over pages [num_blocks, block_size, kv_heads,
+        head_dim]."""
 
 
 class SdpaBackend(AttentionBackend):
-    """The reference, for any device: gathers each request's pages and calls torch's own attention."""
+    """The reference, for any device: gathers each request's pages and calls torch's own
+    attention."""
 
     name = "sdpa"
 
     def prepare(self, positions: Tensor, rows: PagedRows, pool: KVPool) -> tuple[Tensor, Tensor]:
-        """Return the flat table [B * W] and the additive mask [B, 1, T, W * block_size] (0 or -inf)."""
+        """Return the flat table [B * W] and the additive mask [B, 1, T, W * block_size] (0 or
+        -inf)."""
         width = rows.block_tables.shape[1] * pool.block_size
         key_positions = torch.arange(width, device=positions.device)
         hidden = key_positions > positions[:, None, :, None]
@@ -61,7 +67,8 @@ class SdpaBackend(AttentionBackend):
     def attend(
         self, q: Tensor, k_pages: Tensor, v_pages: Tensor, prepared: Any, scale: float | None
     ) -> Tensor:
-        """Gather, then scaled-dot-product attention with a mask; grouped queries where heads differ."""
+        """Gather, then scaled-dot-product attention with a mask; grouped queries where heads
+        differ."""
         table, mask = prepared
         batch, _, heads, head_dim = q.shape
         kv_heads = k_pages.shape[2]
@@ -85,7 +92,8 @@ def make_backend(name: str) -> AttentionBackend:
     if name not in _BACKENDS:
         known = ["auto", *_BACKENDS]
         raise ConfigError(
-            f"attention_backend must be one of {', '.join(known)}, got '{name}'{closest(name, known)}"
+            f"attention_backend must be one of {', '.join(known)}, "
+            f"got '{name}'{closest(name, known)}"
         )
     return _BACKENDS[name]()
 
@@ -102,7 +110,8 @@ class PagedContext:
         total_loops: int,
         last_rows: Tensor | None = None,
     ) -> None:
-        """Describe rows at `positions` ([B, T] int64); `last_rows` ([B] int64) narrows the logits to one row each."""
+        """Describe rows at `positions` ([B, T] int64); `last_rows` ([B] int64) narrows the logits
+        to one row each."""
         self.positions = positions
         self.seeds = rows.seeds
         self.total_loops = total_loops

@@ -95,7 +95,8 @@ class Engine:
         return self.scheduler.has_work
 
     def step(self) -> list[Request]:
-        """Run one step and return the requests that got tokens; finished ones have left the scheduler."""
+        """Run one step and return the requests that got tokens; finished ones have left the
+        scheduler."""
         plan = self.policy.plan(self.scheduler.num_decoding)
         schedule = self.scheduler.schedule(plan.candidate.num_speculative_tokens)
         for request, column, blocks in schedule.new_blocks:
@@ -128,12 +129,15 @@ class Engine:
         for request, tokens, accepted in zip(
             schedule.decode, result.tokens, result.accepted, strict=True
         ):
-            # Only drafts that a limit leaves room for count; the last token of a request is no draft's due.
+            # Only drafts that a limit leaves room for count; the last token of a request is no
+            # draft's due.
             room = min(k, request.remaining_tokens - 1)
             taken = request.append(tokens[: accepted + 1])
             request.num_computed = request.num_tokens - 1
             if request.finish_reason is not None and taken <= accepted:
-                room = min(room, taken)  # drafts behind the end of a request are neither good nor bad
+                room = min(
+                    room, taken
+                )  # drafts behind the end of a request are neither good nor bad
             accepted = min(accepted, room)
             request.metrics.add_round(room, accepted)
             self.metrics.add_round(room, accepted)

@@ -10,7 +10,8 @@ from torch import Tensor
 from looped_spec.adapter import KVPlane
 
 TRASH_BLOCK = 0
-"""Block that padded rows and positions past a row's limit write to; it is never given to a request."""
+"""Block that padded rows and positions past a row's limit write to; it is never given to a
+request."""
 
 
 class BlockAllocator:
@@ -43,7 +44,8 @@ class BlockAllocator:
 
 
 class KVPool:
-    """The tensors of the cache: for each plane, keys and values [num_blocks + 1, block_size, kv_heads, head_dim]."""
+    """The tensors of the cache: for each plane, keys and values [num_blocks + 1, block_size,
+    kv_heads, head_dim]."""
 
     def __init__(
         self,
@@ -64,7 +66,8 @@ class KVPool:
             self.planes.append((next(pair), next(pair)))
 
     def write(self, plane: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
-        """Write k and v ([B, T, kv_heads, head_dim]) of rows whose flat slots are `slots` ([B * T] int64)."""
+        """Write k and v ([B, T, kv_heads, head_dim]) of rows whose flat slots are `slots` ([B * T]
+        int64)."""
         for pool, rows in zip(self.planes[plane], (k, v), strict=True):
             flat = pool.view(-1, pool.shape[2], pool.shape[3])
             flat.index_copy_(0, slots, rows.reshape(-1, pool.shape[2], pool.shape[3]))

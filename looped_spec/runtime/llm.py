@@ -7,7 +7,6 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import torch
 from tqdm.auto import tqdm
 
 from looped_spec.control.plan import Candidate
@@ -24,7 +23,12 @@ from looped_spec.runtime.runner import ModelRunner
 from looped_spec.runtime.scheduler import Scheduler
 from looped_spec.runtime.sizing import choose_candidate, size_cache
 from looped_spec.sampling_params import SamplingParams
-from looped_spec.tokenization import IncrementalDetokenizer, Tokenizer, load_tokenizer, stop_token_ids
+from looped_spec.tokenization import (
+    IncrementalDetokenizer,
+    Tokenizer,
+    load_tokenizer,
+    stop_token_ids,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -59,11 +63,6 @@ class LLM:
             revision=opts.revision,
         )
         adapter = self.loaded.adapter
-        if adapter.capabilities.non_kv_state:
-            raise ConfigError(
-                f"{self.loaded.name} keeps {adapter.capabilities.non_kv_state} beside its cache, which "
-                "cannot be rolled back yet"
-            )
         self.full_loops = adapter.geometry.check_full_loops(
             opts.full_loops if opts.full_loops is not None else adapter.geometry.default_full_loops
         )
@@ -140,7 +139,8 @@ class LLM:
 
         Args:
             prompts: a text or a list of token ids, or a list of either.
-            sampling_params: one for all, or one per prompt; the defaults of `SamplingParams` if None.
+            sampling_params: one for all, or one per prompt; the defaults of `SamplingParams` if
+                None.
             use_tqdm: show a progress bar.
 
         Raises:
@@ -158,7 +158,8 @@ class LLM:
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Iterator[StreamChunk]:
-        """Complete prompts and yield new text as it is committed; closing the iterator aborts the rest."""
+        """Complete prompts and yield new text as it is committed; closing the iterator aborts the
+        rest."""
         requests = self._submit(prompts, sampling_params)
         index = {request.request_id: number for number, request in enumerate(requests)}
         for touched in self._run(requests):
@@ -191,7 +192,8 @@ class LLM:
         }
 
     def _run(self, requests: Sequence[Request]) -> Iterator[list[Request]]:
-        """Step until `requests` are finished; on any failure or Ctrl-C abort what is left of them."""
+        """Step until `requests` are finished; on any failure or Ctrl-C abort what is left of
+        them."""
         open_ids = {request.request_id for request in requests}
         try:
             while open_ids:
@@ -252,7 +254,8 @@ class LLM:
         for token_id in token_ids:
             if not 0 <= token_id < vocab_size:
                 raise ConfigError(
-                    f"prompt {number}: token id must be between 0 and {vocab_size - 1}, got {token_id}"
+                    f"prompt {number}: token id must be between 0 and {vocab_size - 1}, "
+                    f"got {token_id}"
                 )
         return token_ids
 
@@ -261,24 +264,28 @@ def _as_list(prompts: Prompts) -> list[str | list[int]]:
     """Return prompts one by one, each a text or a list of token ids."""
     if isinstance(prompts, str):
         return [prompts]
-    items = list(prompts)
-    if items and all(_is_token(item) for item in items):
-        return [[int(item) for item in items]]  # type: ignore[arg-type]
+    items: list[object] = list(prompts)
+    alone = _as_tokens(items)
+    if alone:
+        return [alone]
     result: list[str | list[int]] = []
     for number, item in enumerate(items):
         if isinstance(item, str):
             result.append(item)
-        elif isinstance(item, Sequence) and all(_is_token(token) for token in item):
-            result.append([int(token) for token in item])
-        else:
+            continue
+        tokens = _as_tokens(item) if isinstance(item, Sequence) else None
+        if tokens is None:
             raise ConfigError(
                 f"prompt {number} must be a text or a list of token ids, got {type(item).__name__}"
             )
+        result.append(tokens)
     return result
 
 
-def _is_token(item: object) -> bool:
-    return isinstance(item, int) and not isinstance(item, bool)
+def _as_tokens(items: Sequence[object]) -> list[int] | None:
+    """Return token ids if that is what all of `items` are."""
+    tokens = [item for item in items if isinstance(item, int) and not isinstance(item, bool)]
+    return tokens if len(tokens) == len(items) else None
 
 
 _model = inspect.Parameter("model", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="str")

@@ -16,7 +16,8 @@ class SpeculationMetrics:
         num_rounds: rounds of draft and verify, plain ones (K = 0) included.
         num_draft_tokens: drafts that could have been committed.
         num_accepted_tokens: drafts that were.
-        proposed_by_position: index i counts rounds in which an (i + 1)-th draft could have been committed.
+        proposed_by_position: index i counts rounds in which an (i + 1)-th draft could have been
+            committed.
         accepted_by_position: index i counts rounds in which it was, and so all before it.
     """
 
@@ -28,12 +29,14 @@ class SpeculationMetrics:
 
     @property
     def draft_acceptance_rate(self) -> float | None:
-        """Accepted drafts by proposed drafts, 0..1; the bonus token does not count. None without drafts."""
+        """Accepted drafts by proposed drafts, 0..1; the bonus token does not count. None without
+        drafts."""
         return self.num_accepted_tokens / self.num_draft_tokens if self.num_draft_tokens else None
 
     @property
     def mean_acceptance_length(self) -> float | None:
-        """Tokens a request commits per round: 1 + accepted drafts by rounds. None without rounds."""
+        """Tokens a request commits per round: 1 + accepted drafts by rounds. None without
+        rounds."""
         return 1 + self.num_accepted_tokens / self.num_rounds if self.num_rounds else None
 
     @property
@@ -77,7 +80,8 @@ class RequestMetrics(SpeculationMetrics):
 
 @dataclass(frozen=True)
 class CompletionOutput:
-    """What was generated. `stop_reason` is the token id or string that ended it, None for the model's own end."""
+    """What was generated. `stop_reason` is the token id or string that ended it, None for the
+    model's own end."""
 
     index: int
     text: str
@@ -100,7 +104,8 @@ class RequestOutput:
 
 @dataclass(frozen=True)
 class StreamChunk:
-    """New tokens of one request, in order; `text` may be empty while a character or a stop string is open."""
+    """New tokens of one request, in order; `text` may be empty while a character or a stop string
+    is open."""
 
     index: int
     text: str

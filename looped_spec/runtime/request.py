@@ -16,7 +16,8 @@ from looped_spec.sampling_params import SamplingParams
 
 
 class Detokenizer(Protocol):
-    """Turns tokens into text one by one; text that is not yet sure (half a character) is held back."""
+    """Turns tokens into text one by one; text that is not yet sure (half a character) is held
+    back."""
 
     def append(self, token_id: int) -> str:
         """Take a token and return the text that became sure."""
@@ -37,7 +38,8 @@ class Status(enum.Enum):
 
 
 class Request:
-    """State of one request. The scheduler owns its memory and status, the engine appends its tokens."""
+    """State of one request. The scheduler owns its memory and status, the engine appends its
+    tokens."""
 
     def __init__(
         self,
@@ -99,7 +101,8 @@ class Request:
         return (self.output_token_ids or self.prompt_token_ids)[-1]
 
     def append(self, tokens: Sequence[int]) -> int:
-        """Commit tokens in order up to the first that ends the request; return how many were taken."""
+        """Commit tokens in order up to the first that ends the request; return how many were
+        taken."""
         for count, token in enumerate(tokens, start=1):
             self.output_token_ids.append(token)
             if token in self._eos or token in self._stop_ids:
@@ -120,7 +123,8 @@ class Request:
             self._finish("abort")
 
     def take_new(self) -> tuple[str, list[int]]:
-        """Return text and tokens that were not handed out yet; text that may become a stop string waits."""
+        """Return text and tokens that were not handed out yet; text that may become a stop string
+        waits."""
         end = len(self.text)
         if self.finish_reason is None:
             end = max(self._emitted_chars, end - self._hold_chars)

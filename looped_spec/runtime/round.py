@@ -1,6 +1,7 @@
 """One speculative round, and one prefill pass, as functions of tensors only.
 
-Nothing here reads a tensor on the host or has a shape that depends on data: this is what gets captured.
+Nothing here reads a tensor on the host or has a shape that depends on data: this is what gets
+captured.
 """
 
 from __future__ import annotations
@@ -23,8 +24,10 @@ class RoundOutput:
     """What a round gives for B requests.
 
     Attributes:
-        tokens: [B, K + 1] int64, the target's own tokens; the first `accepted` + 1 of a row are committed.
-        accepted: [B] int64, how many drafts agree with the target before the first disagreement, 0..K.
+        tokens: [B, K + 1] int64, the target's own tokens; the first `accepted` + 1 of a row are
+            committed.
+        accepted: [B] int64, how many drafts agree with the target before the first disagreement,
+            0..K.
         next_token: [B] int64, the last committed token, which has no keys and values yet.
         next_position: [B] int64, its position.
     """
@@ -49,9 +52,10 @@ def speculative_round(
 ) -> RoundOutput:
     """Draft K tokens with d loops, verify them with all D loops; K = 0 is plain decoding.
 
-    With K drafts the work is d (K + 1) loop passes over B rows and D - d passes over B (K + 1) rows, and each
-    (position, loop) is computed once: verification continues from the drafted states. A model whose shallow
-    run is no prefix of its deep run (`resumable` false) is verified from its prelude instead.
+    With K drafts the work is d (K + 1) loop passes over B rows and D - d passes over B (K + 1)
+    rows, and each (position, loop) is computed once: verification continues from the drafted
+    states. A model whose shallow run is no prefix of its deep run (`resumable` false) is verified
+    from its prelude instead.
 
     Args:
         adapter: the model.
@@ -88,7 +92,9 @@ def speculative_round(
     if ctx is None or k:
         ctx = context(row_positions, full_loops)
     if resumable:
-        state = tuple(torch.cat(parts, dim=1) for parts in zip(*kept, strict=True)) if k else kept[0]
+        state = (
+            tuple(torch.cat(parts, dim=1) for parts in zip(*kept, strict=True)) if k else kept[0]
+        )
     else:
         shallow = 0
         state = adapter.prelude(torch.stack(inputs, dim=1), ctx)
@@ -117,10 +123,12 @@ def prefill(
     mode: SamplingMode,
     want_tokens: bool,
 ) -> Tensor | None:
-    """Run known tokens ([B, T] int64) at full depth; return the next token of each request, [B] int64.
+    """Run known tokens ([B, T] int64) at full depth; return the next token of each request, [B]
+    int64.
 
-    `next_positions` ([B] int64) is where that token will stand. Without `want_tokens` (a chunk that does not
-    end its prompt) the result is None, and the readout runs only if it has planes of its own to fill.
+    `next_positions` ([B] int64) is where that token will stand. Without `want_tokens` (a chunk that
+    does not end its prompt) the result is None, and the readout runs only if it has planes of its
+    own to fill.
     """
     state = adapter.prelude(tokens, ctx)
     for index in range(full_loops):

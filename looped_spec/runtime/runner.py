@@ -17,7 +17,8 @@ from looped_spec.runtime.round import prefill, speculative_round
 from looped_spec.runtime.sampler import SamplingMode, SamplingTensors
 from looped_spec.runtime.scheduler import PrefillChunk
 
-# A batch of prompts is padded to its longest chunk; below this share of real rows it is run in parts.
+# A batch of prompts is padded to its longest chunk; below this share of real rows it is run in
+# parts.
 _MIN_FILL = 0.5
 
 
@@ -58,7 +59,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def prefill(self, chunks: Sequence[PrefillChunk]) -> list[int | None]:
-        """Compute chunks of known tokens; return the next token of each chunk that ends its prompt."""
+        """Compute chunks of known tokens; return the next token of each chunk that ends its
+        prompt."""
         tokens: list[int | None] = [None] * len(chunks)
         order = sorted(range(len(chunks)), key=lambda i: chunks[i].stop - chunks[i].start)
         while order:
@@ -74,7 +76,8 @@ class ModelRunner:
 
     @torch.inference_mode()
     def round(self, requests: Sequence[Request], candidate: Candidate) -> RoundResult:
-        """Run one round of `candidate` for requests whose newest token has no keys and values yet."""
+        """Run one round of `candidate` for requests whose newest token has no keys and values
+        yet."""
         positions = [request.num_tokens - 1 for request in requests]
         limits = [request.max_cached_tokens for request in requests]
         last = max(positions) + candidate.num_speculative_tokens
@@ -122,14 +125,13 @@ class ModelRunner:
         if out is None:
             return [None] * len(chunks)
         chosen: list[int] = out.tolist()
-        return [
-            token if c.ends_prompt else None for token, c in zip(chosen, chunks, strict=True)
-        ]
+        return [token if c.ends_prompt else None for token, c in zip(chosen, chunks, strict=True)]
 
     def _rows(
         self, requests: Sequence[Request], limits: list[int], num_positions: int
     ) -> tuple[PagedRows, SamplingTensors, SamplingMode]:
-        """Gather what the rows share; block tables are cut to the blocks that `num_positions` reach."""
+        """Gather what the rows share; block tables are cut to the blocks that `num_positions`
+        reach."""
         packed = self._int_tensor([[r.row for r in requests], limits, [r.seed for r in requests]])
         width = min(blocks_for(num_positions, self.pool.block_size), self._tables.shape[1])
         tables = self._tables[:, :width].index_select(0, packed[0])

@@ -1,8 +1,10 @@
-"""Token choice on the device: argmax, or Gumbel-max with noise that depends on (seed, position, token) alone.
+"""Token choice on the device: argmax, or Gumbel-max with noise that depends on (seed, position,
+token) alone.
 
-With T the temperature and g standard Gumbel noise, argmax(logits / T + g) is a sample of softmax(logits / T)
-(Gumbel 1954; Maddison et al., arXiv 1411.0030). The noise comes from a counter-based hash, so a draft and the
-target that meet at the same position use the same g, and a request's text does not depend on what ran beside it.
+With T the temperature and g standard Gumbel noise, argmax(logits / T + g) is a sample of
+softmax(logits / T) (Gumbel 1954; Maddison et al., arXiv 1411.0030). The noise comes from a
+counter-based hash, so a draft and the target that meet at the same position use the same g, and a
+request's text does not depend on what ran beside it.
 """
 
 from __future__ import annotations
@@ -55,7 +57,8 @@ def choose_tokens(
         logits: [B, T, V], any float dtype.
         positions: [B, T] int64, the absolute position that the chosen token will have.
         params: of the B requests.
-        mode: what the batch needs at most; a row's choice is the same in every mode that suffices for it.
+        mode: what the batch needs at most; a row's choice is the same in every mode that suffices
+            for it.
 
     Returns:
         [B, T] int64 token ids.
@@ -75,8 +78,8 @@ def choose_tokens(
 def filter_logits(scaled: Tensor, params: SamplingTensors) -> Tensor:
     """Set logits outside top_k, then top_p (of what top_k left), then min_p to -inf.
 
-    `scaled` is [B, T, V] fp32, already divided by the temperature. Ties at a border stay in, so the result
-    does not depend on the order of a sort.
+    `scaled` is [B, T, V] fp32, already divided by the temperature. Ties at a border stay in, so the
+    result does not depend on the order of a sort.
     """
     ordered = scaled.sort(dim=-1, descending=True).values
     vocab = scaled.shape[-1]
@@ -94,17 +97,20 @@ def filter_logits(scaled: Tensor, params: SamplingTensors) -> Tensor:
 
 
 def gumbel_noise(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
-    """Return standard Gumbel noise [..., V] fp32 for `seeds` and `positions` (int64, shapes that broadcast)."""
+    """Return standard Gumbel noise [..., V] fp32 for `seeds` and `positions` (int64, shapes that
+    broadcast)."""
     key = _mix(_mix(_mix(seeds & _MASK) ^ ((seeds >> 32) & _MASK)) ^ (positions & _MASK))[..., None]
     token = torch.arange(vocab_size, device=positions.device) * 0x9E3779B1
     bits = _mix(_mix((token + key) & _MASK) ^ _mix(key ^ 0x5BD1E995))
-    # E = -log(1 - u) is exponential; its small values, which win, keep full precision where u is near 0.
+    # E = -log(1 - u) is exponential; its small values, which win, keep full precision where u is
+    # near 0.
     uniform = ((bits.float() + 0.5) * 2.0**-32).clamp(max=1.0 - 2.0**-24)
     return -torch.log(-torch.log1p(-uniform))
 
 
 def _mix(x: Tensor) -> Tensor:
-    """Mix 32 bits held in int64 (a two-round multiply-xorshift; constants of the hash-prospector search).
+    """Mix 32 bits held in int64 (a two-round multiply-xorshift; constants of the hash-prospector
+    search).
 
     Both factors are below 2**31, so no product leaves the signed 64-bit range.
     """

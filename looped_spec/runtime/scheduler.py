@@ -54,10 +54,11 @@ class Scheduler:
         """Queue a request; refuse one that could not run even alone."""
         needed = blocks_for(request.max_cached_tokens, self.block_size)
         if needed > self.allocator.num_blocks:
+            prompt = len(request.prompt_token_ids)
             raise CapacityError(
-                f"request {request.request_id} can never fit: {len(request.prompt_token_ids)} prompt tokens "
-                f"and {request.max_total_tokens - len(request.prompt_token_ids)} new ones need {needed} "
-                f"blocks of {self.block_size} tokens, the cache has {self.allocator.num_blocks}; "
+                f"request {request.request_id} can never fit: {prompt} prompt tokens and "
+                f"{request.max_total_tokens - prompt} new ones need {needed} blocks of "
+                f"{self.block_size} tokens, the cache has {self.allocator.num_blocks}; "
                 "lower max_tokens or raise kv_cache_memory_bytes"
             )
         self.waiting.append(request)
@@ -139,7 +140,8 @@ class Scheduler:
         return True
 
     def _preempt(self, step: Schedule, request: Request) -> None:
-        """Take a request's memory; it keeps its tokens and computes them again when there is room."""
+        """Take a request's memory; it keeps its tokens and computes them again when there is
+        room."""
         self.running.remove(request)
         self._release(request)
         request.status = Status.WAITING

@@ -1,4 +1,5 @@
-"""What an engine starts with: how many cache blocks fit, and which (K, d) to run when none was asked for."""
+"""What an engine starts with: how many cache blocks fit, and which (K, d) to run when none was
+asked for."""
 
 from __future__ import annotations
 
@@ -22,7 +23,8 @@ _RAM_SHARE = 0.25
 
 @dataclass(frozen=True)
 class CacheSize:
-    """Blocks of the cache, their bytes over all planes, and the longest sequence that they serve."""
+    """Blocks of the cache, their bytes over all planes, and the longest sequence that they
+    serve."""
 
     num_blocks: int
     num_bytes: int
@@ -49,7 +51,8 @@ def size_cache(
     dtype: torch.dtype,
     device: torch.device,
 ) -> CacheSize:
-    """Decide how many blocks to allocate: what all sequences at full length need, within the memory given.
+    """Decide how many blocks to allocate: what all sequences at full length need, within the memory
+    given.
 
     Raises:
         ConfigError: max_model_len is longer than the model allows.
@@ -74,7 +77,9 @@ def size_cache(
                 f"({block_bytes // options.block_size} bytes each at {full_loops} loops); "
                 f"max_model_len {wanted} needs {per_sequence * block_bytes} bytes"
             )
-        logger.info("max_model_len is %d tokens, all that the cache memory holds (not %d)", fits, wanted)
+        logger.info(
+            "max_model_len is %d tokens, all that the cache memory holds (not %d)", fits, wanted
+        )
         wanted = fits
     num_blocks = min(affordable, blocks_for(wanted, options.block_size) * options.max_num_seqs)
     return CacheSize(num_blocks, num_blocks * block_bytes, wanted)

@@ -1,6 +1,7 @@
 """A stage context without any cache: whole sequences, plain causal attention.
 
-It is the slow oracle that tests compare the engine with, and what demo checkpoints are trained through.
+It is the slow oracle that tests compare the engine with, and what demo checkpoints are trained
+through.
 """
 
 from __future__ import annotations
@@ -13,16 +14,22 @@ from torch.nn import functional as F
 
 
 class DenseContext:
-    """Run whole sequences of equal length from position 0; every plane attends only to rows of this call."""
+    """Run whole sequences of equal length from position 0; every plane attends only to rows of this
+    call."""
 
-    def __init__(self, batch_size: int, num_tokens: int, total_loops: int, seeds: Tensor | None = None) -> None:
+    def __init__(
+        self, batch_size: int, num_tokens: int, total_loops: int, seeds: Tensor | None = None
+    ) -> None:
         self.positions = torch.arange(num_tokens).expand(batch_size, num_tokens)
         self.seeds = torch.zeros(batch_size, dtype=torch.int64) if seeds is None else seeds
         self.total_loops = total_loops
         self.cache: dict[str, Any] = {}
 
-    def attend(self, plane: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None) -> Tensor:
-        """Attend causally among the rows of this call; `plane` is not used, since nothing is kept."""
+    def attend(
+        self, plane: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None
+    ) -> Tensor:
+        """Attend causally among the rows of this call; `plane` is not used, since nothing is
+        kept."""
         out = F.scaled_dot_product_attention(
             q.transpose(1, 2),
             k.transpose(1, 2),

@@ -32,7 +32,8 @@ def make_engine(
     eos_token_ids: Sequence[int] = (),
     seed: int = 0,
 ) -> Engine:
-    """Return an engine on the CPU in fp32 with a cache of `num_blocks` (default: enough for all sequences)."""
+    """Return an engine on the CPU in fp32 with a cache of `num_blocks` (default: enough for all
+    sequences)."""
     depth = full_loops or adapter.geometry.default_full_loops
     length = max_model_len or adapter.geometry.max_model_len
     if num_blocks is None:
@@ -60,7 +61,9 @@ def make_engine(
 
 
 def run_all(
-    engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams]
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams | Sequence[SamplingParams],
 ) -> list[Request]:
     """Run prompts to their end and return the requests; every block must be free again."""
     each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)

@@ -33,7 +33,8 @@ def dense_generate(
     params: SamplingParams | None = None,
     seed: int = 0,
 ) -> list[int]:
-    """Return `num_tokens` new tokens, the whole sequence computed anew for each; greedy by default."""
+    """Return `num_tokens` new tokens, the whole sequence computed anew for each; greedy by
+    default."""
     params = params or SamplingParams(temperature=0.0)
     sampling = SamplingTensors(
         torch.tensor([seed]),

@@ -1,4 +1,5 @@
-"""A toy looped model with everything that a family may have: prelude, injection, readout block, grouped queries.
+"""A toy looped model with everything that a family may have: prelude, injection, readout block,
+grouped queries.
 
 Small enough to read in a minute, and used by the core's own tests so that they need no real family.
 """
@@ -56,11 +57,13 @@ class ToyBlock(nn.Module):
         cos, sin = self.angles.cos_sin(ctx.positions, x.dtype)
         out = ctx.attend(plane, apply_rotary(q, cos, sin), apply_rotary(k, cos, sin), v)
         x = x + 0.5 * self.out(out.reshape(batch, rows, -1))
-        return x + 0.5 * self.mlp(x)
+        branch: Tensor = self.mlp(x)
+        return x + 0.5 * branch
 
 
 class ToyModel(nn.Module):
-    """One prelude block, a looped stack, one readout block with keys and values of its own, a tied head."""
+    """One prelude block, a looped stack, one readout block with keys and values of its own, a tied
+    head."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__()
@@ -75,7 +78,8 @@ class ToyModel(nn.Module):
 
 
 class ToyAdapter(ModelAdapter):
-    """The toy as an adapter. With `depth_conditioned` its shallow run is no prefix of its deep run."""
+    """The toy as an adapter. With `depth_conditioned` its shallow run is no prefix of its deep
+    run."""
 
     module: ToyModel
     default_speculation = (2, 1)
@@ -123,5 +127,4 @@ def make_toy(seed: int = 0, **changes: Any) -> ToyAdapter:
     """Return a toy with random weights; `changes` are entries of `TOY_CONFIG`."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        adapter = ToyAdapter({**TOY_CONFIG, **changes}, {})
-    return adapter
+        return ToyAdapter({**TOY_CONFIG, **changes}, {})

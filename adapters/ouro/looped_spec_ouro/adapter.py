@@ -1,4 +1,5 @@
-"""Ouro as a `ModelAdapter`: embedding, D traversals of the stack, head; the exit gate as a criterion."""
+"""Ouro as a `ModelAdapter`: embedding, D traversals of the stack, head; the exit gate as a
+criterion."""
 
 from __future__ import annotations
 
@@ -34,27 +35,37 @@ _SIZES = {
     "max_position_embeddings": "max_position_embeddings",
 }
 
+_REAL_NUMBERS = ("rms_norm_eps", "rope_theta")
+
 
 def read_config(config: Mapping[str, Any]) -> OuroConfig:
-    """Take the sizes from config.json; every one must be there, as the official class defaults fit no release."""
+    """Take the sizes from config.json; every one must be there, as the official class defaults fit
+    no release."""
     values = dict(config)
-    heads = values.get("num_attention_heads")
-    if heads and values.get("hidden_size"):
-        values.setdefault("num_key_value_heads", heads)
-        values.setdefault("head_dim", values["hidden_size"] // heads)
+    for key in ("hidden_size", "num_attention_heads"):
+        _require_positive(key, values.get(key))
+    values.setdefault("num_key_value_heads", values["num_attention_heads"])
+    values.setdefault("head_dim", values["hidden_size"] // values["num_attention_heads"])
     if values.get("rope_theta") is None:  # transformers 5 writes it inside rope_parameters
         values["rope_theta"] = (values.get("rope_parameters") or {}).get("rope_theta")
     for key in _SIZES:
-        value = values.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            raise ModelLoadError(f"config.json: {key} must be a positive number, got {value!r}")
+        _require_positive(key, values.get(key))
     return OuroConfig(**{ours: values[theirs] for theirs, ours in _SIZES.items()})
+
+
+def _require_positive(key: str, value: object) -> None:
+    kind = float if key in _REAL_NUMBERS else int
+    ok = isinstance(value, int | kind) and not isinstance(value, bool) and value > 0
+    if not ok:
+        name = "number" if kind is float else "integer"
+        raise ModelLoadError(f"config.json: {key} must be a positive {name}, got {value!r}")
 
 
 class OuroAdapter(ModelAdapter):
     """Ouro-1.4B, Ouro-2.6B and their Thinking variants."""
 
-    # Published speed-ups at draft depth 2 are highest or near it at two drafts for one to eight requests.
+    # Published speed-ups at draft depth 2 are highest or near it at two drafts for one to eight
+    # requests.
     default_speculation = (2, 2)
 
     def __init__(self, config: Mapping[str, Any], options: Mapping[str, Any]) -> None:
@@ -82,7 +93,9 @@ class OuroAdapter(ModelAdapter):
         if config.get("hidden_act", "silu") != "silu":
             return f"hidden_act '{config['hidden_act']}' is not implemented (only silu)"
         if config.get("tie_word_embeddings"):
-            return "tied word embeddings are not implemented (the official models have their own head)"
+            return (
+                "tied word embeddings are not implemented (the official models have their own head)"
+            )
         return None
 
     def kv_planes(self, full_loops: int) -> tuple[KVPlane, ...]:
@@ -95,12 +108,14 @@ class OuroAdapter(ModelAdapter):
         return (self.module.model.embed_tokens(tokens),)
 
     def loop(self, state: LoopState, index: int, ctx: StageContext) -> LoopState:
-        """Traverse the stack once; the residual starts anew from the normed state of the loop before."""
+        """Traverse the stack once; the residual starts anew from the normed state of the loop
+        before."""
         return (self.module.traverse(state[0], index, ctx),)
 
     def readout(self, state: LoopState, ctx: StageContext) -> Tensor:
         """Apply the head to the state, which the loop left normed."""
-        return self.module.lm_head(ctx.logit_rows(state[0]))
+        logits: Tensor = self.module.lm_head(ctx.logit_rows(state[0]))
+        return logits
 
     def exit_score(
         self,
@@ -111,17 +126,21 @@ class OuroAdapter(ModelAdapter):
         index: int,
         ctx: StageContext,
     ) -> Tensor:
-        """Cumulative exit probability 1 - prod(1 - lambda_j) over the loops so far, in fp32; 1 at the last.
+        """Cumulative exit probability 1 - prod(1 - lambda_j) over the loops so far, in fp32; 1 at
+        the last.
 
-        lambda is the sigmoid of the gate on the normed state (paper, section on adaptive exit). Taking the
-        product in fp32 log space keeps it below 1, so a threshold of 1.0 means full depth.
+        lambda is the sigmoid of the gate on the normed state (paper, section on adaptive exit).
+        Taking the product in fp32 log space keeps it below 1, so a threshold of 1.0 means full
+        depth.
         """
         if criterion != "gate":
             raise UnsupportedError(f"Ouro has one exit criterion, 'gate', not '{criterion}'")
         if index + 1 >= ctx.total_loops:
             return torch.ones(state[0].shape[:2], dtype=torch.float32, device=state[0].device)
         gate = self.module.model.early_exit_gate
-        logit = torch.nn.functional.linear(state[0].float(), gate.weight.float(), gate.bias.float()).squeeze(-1)
+        logit = torch.nn.functional.linear(
+            state[0].float(), gate.weight.float(), gate.bias.float()
+        ).squeeze(-1)
         stay = torch.sigmoid(-logit)
         if previous_score is not None:
             stay = stay * (1.0 - previous_score)
@@ -133,7 +152,10 @@ class OuroAdapter(ModelAdapter):
         q_rows, kv_rows = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
         parts = {
             "self_attn.qkv_proj": (("q_proj", q_rows), ("k_proj", kv_rows), ("v_proj", kv_rows)),
-            "mlp.gate_up_proj": (("gate_proj", c.intermediate_size), ("up_proj", c.intermediate_size)),
+            "mlp.gate_up_proj": (
+                ("gate_proj", c.intermediate_size),
+                ("up_proj", c.intermediate_size),
+            ),
         }
         layout: dict[str, WeightTarget] = {}
         for name in self.module.state_dict():

@@ -1,14 +1,16 @@
 """The Ouro network: a stack of sandwich-norm decoder layers that a token traverses several times.
 
-Facts from the published configuration and paper (arXiv 2510.25741); parameter names follow the official
-checkpoints where a parameter stands for one tensor. The query, key and value projections are one matrix here, and
-so are the gate and up projections; `OuroAdapter.checkpoint_layout` says which rows come from which tensor.
+Facts from the published configuration and paper (arXiv 2510.25741); parameter names follow the
+official checkpoints where a parameter stands for one tensor. The query, key and value projections
+are one matrix here, and so are the gate and up projections; `OuroAdapter.checkpoint_layout` says
+which rows come from which tensor.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -46,13 +48,16 @@ class OuroAttention(nn.Module):
         self.qkv_proj = nn.Linear(config.hidden_size, rows, bias=False)
         self.o_proj = nn.Linear(config.num_heads * config.head_dim, config.hidden_size, bias=False)
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], plane: int, ctx: StageContext) -> Tensor:
+    def forward(
+        self, x: Tensor, rotary: tuple[Tensor, Tensor], plane: int, ctx: StageContext
+    ) -> Tensor:
         batch, rows, _ = x.shape
-        qkv = self.qkv_proj(x).view(batch, rows, -1, self.head_dim)
+        qkv: Tensor = self.qkv_proj(x).view(batch, rows, -1, self.head_dim)
         # Queries and keys are neighbours in the merged projection, so one rotation serves both.
-        qk, v = qkv.split((self.num_heads + self.num_kv_heads, self.num_kv_heads), dim=2)
-        q, k = apply_rotary(qk, *rotary).split((self.num_heads, self.num_kv_heads), dim=2)
-        return self.o_proj(ctx.attend(plane, q, k, v).reshape(batch, rows, -1))
+        qk, v = torch.split(qkv, [self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=2)
+        q, k = torch.split(apply_rotary(qk, *rotary), [self.num_heads, self.num_kv_heads], dim=2)
+        out: Tensor = self.o_proj(ctx.attend(plane, q, k, v).reshape(batch, rows, -1))
+        return out
 
 
 class OuroMLP(nn.Module):
@@ -65,7 +70,8 @@ class OuroMLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        return self.down_proj(F.silu(gate) * up)
+        out: Tensor = self.down_proj(F.silu(gate) * up)
+        return out
 
 
 class OuroLayer(nn.Module):
@@ -81,9 +87,12 @@ class OuroLayer(nn.Module):
         self.mlp = OuroMLP(config)
         self.post_attention_layernorm_2 = RMSNorm(size, eps)
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], plane: int, ctx: StageContext) -> Tensor:
+    def forward(
+        self, x: Tensor, rotary: tuple[Tensor, Tensor], plane: int, ctx: StageContext
+    ) -> Tensor:
         x = x + self.input_layernorm_2(self.self_attn(self.input_layernorm(x), rotary, plane, ctx))
-        return x + self.post_attention_layernorm_2(self.mlp(self.post_attention_layernorm(x)))
+        branch: Tensor = self.post_attention_layernorm_2(self.mlp(self.post_attention_layernorm(x)))
+        return x + branch
 
 
 class OuroStack(nn.Module):
@@ -108,11 +117,13 @@ class OuroModel(nn.Module):
         self.angles = RotaryAngles(config.head_dim, config.rope_theta)
 
     def traverse(self, hidden: Tensor, index: int, ctx: StageContext) -> Tensor:
-        """Run all layers once on `hidden` ([B, T, E]) and end with the norm that feeds head and next loop."""
+        """Run all layers once on `hidden` ([B, T, E]) and end with the norm that feeds head and
+        next loop."""
         rotary = ctx.cache.get("rotary")
         if rotary is None:
             rotary = ctx.cache["rotary"] = self.angles.cos_sin(ctx.positions, hidden.dtype)
         first_plane = index * self.config.num_layers
         for number, layer in enumerate(self.model.layers):
             hidden = layer(hidden, rotary, first_plane + number, ctx)
-        return self.model.norm(hidden)
+        normed: Tensor = self.model.norm(hidden)
+        return normed
