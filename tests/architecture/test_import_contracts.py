@@ -1,0 +1,67 @@
+"""The import contracts in pyproject.toml hold, and each of them notices a breach."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tree import ROOT
+
+
+def lint_imports(folder: Path, *contracts: str) -> subprocess.CompletedProcess[str]:
+    """Check the packages in `folder` against the contracts of this repository."""
+    paths = os.pathsep.join([str(folder), str(folder / "adapters" / "ouro")])
+    options = [text for contract in contracts for text in ("--contract", contract)]
+    return subprocess.run(
+        [
+            *(sys.executable, "-c", "from importlinter.cli import lint_imports_command as c; c()"),
+            *("--no-cache", "--no-logo", *options, str(ROOT / "pyproject.toml")),
+        ],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def test_all_contracts_are_kept() -> None:
+    done = lint_imports(ROOT)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " 0 broken." in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("contract", "module", "imported"),
+    [
+        ("rooms", "looped_spec/runtime/engine.py", "looped_spec.cli.main"),
+        ("rooms", "looped_spec/control/plan.py", "looped_spec.runtime.request"),
+        ("rooms", "looped_spec/control/plan.py", "looped_spec.adapter"),
+        ("rooms", "looped_spec/errors.py", "looped_spec.settings"),
+        ("rooms", "looped_spec/loading.py", "looped_spec.testing.dense"),
+        ("rooms", "looped_spec/room_without_a_place.py", "looped_spec.errors"),
+        ("core", "looped_spec/runtime/runner.py", "looped_spec_ouro.model"),
+        ("core", "looped_spec/loading.py", "looped_spec_ouro.plugin"),
+        ("control", "looped_spec/control/static.py", "torch"),
+        ("control", "looped_spec/control/static.py", "time"),
+        ("adapter", "adapters/ouro/looped_spec_ouro/adapter.py", "looped_spec.runtime.scheduler"),
+        ("adapter", "adapters/ouro/looped_spec_ouro/model.py", "looped_spec.control.plan"),
+        ("adapter", "adapters/ouro/looped_spec_ouro/model.py", "looped_spec.testing.dense"),
+    ],
+)
+def test_a_breach_is_noticed(contract: str, module: str, imported: str, tmp_path: Path) -> None:
+    for package in ("looped_spec", "adapters/ouro/looped_spec_ouro"):
+        shutil.copytree(
+            ROOT / package,
+            tmp_path / package,
+            ignore=lambda _, names: [n for n in names if "." in n and not n.endswith(".py")],
+        )
+    with (tmp_path / module).open("a") as file:
+        file.write(f"\n\ndef breach() -> None:\n    import {imported}\n")
+    done = lint_imports(tmp_path, contract)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert Path(module).stem in done.stdout
