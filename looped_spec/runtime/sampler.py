@@ -16,9 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from looped_spec.layers.hashing import open_uniform, random_bits, row_keys
 from looped_spec.sampling_params import SamplingParams
 
-_MASK = 0xFFFFFFFF
+_NUCLEUS_UNITS = 2.0**40
 
 
 class SamplingMode(enum.Enum):
@@ -68,7 +69,9 @@ def choose_tokens(
         return greedy
     is_greedy = (params.temperature == 0)[:, None]
     temperature = torch.where(is_greedy, 1.0, params.temperature[:, None])[..., None]
-    scaled = logits.float() / temperature
+    # Relative to the largest, so that a tiny temperature sends the others to -inf and not all to inf.
+    scaled = logits.float()
+    scaled = (scaled - scaled.gather(-1, greedy[..., None])) / temperature
     if mode is SamplingMode.FILTERED:
         scaled = filter_logits(scaled, params)
     noise = gumbel_noise(params.seeds[:, None], positions, logits.shape[-1])
@@ -86,9 +89,11 @@ def filter_logits(scaled: Tensor, params: SamplingTensors) -> Tensor:
     rank = torch.where(params.top_k <= 0, vocab, params.top_k).clamp(max=vocab) - 1
     border = ordered.gather(-1, rank[:, None, None].expand(*scaled.shape[:2], 1))
     probability = ordered.masked_fill(ordered < border, -torch.inf).softmax(dim=-1)
-    before = probability.cumsum(dim=-1) - probability
+    # Whole numbers add up to the same sum in any order, and a long tail is not rounded away.
+    share = (probability * _NUCLEUS_UNITS).long()
+    before = share.cumsum(dim=-1) - share
     top_p = params.top_p[:, None, None]
-    inside = (before < top_p) | (top_p >= 1.0)
+    inside = (before < (top_p.double() * _NUCLEUS_UNITS).long()) | (top_p >= 1.0)
     # The kept ranks are a prefix; its last value is the border of the nucleus.
     last = (inside.sum(dim=-1, keepdim=True) - 1).clamp(min=0)
     border = torch.maximum(border, ordered.gather(-1, last))
@@ -99,21 +104,7 @@ def filter_logits(scaled: Tensor, params: SamplingTensors) -> Tensor:
 def gumbel_noise(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     """Return standard Gumbel noise [..., V] fp32 for `seeds` and `positions` (int64, shapes that
     broadcast)."""
-    key = _mix(_mix(_mix(seeds & _MASK) ^ ((seeds >> 32) & _MASK)) ^ (positions & _MASK))[..., None]
-    token = torch.arange(vocab_size, device=positions.device) * 0x9E3779B1
-    bits = _mix(_mix((token + key) & _MASK) ^ _mix(key ^ 0x5BD1E995))
+    bits = random_bits(row_keys(seeds, positions), vocab_size)
     # E = -log(1 - u) is exponential; its small values, which win, keep full precision where u is
     # near 0.
-    uniform = ((bits.float() + 0.5) * 2.0**-32).clamp(max=1.0 - 2.0**-24)
-    return -torch.log(-torch.log1p(-uniform))
-
-
-def _mix(x: Tensor) -> Tensor:
-    """Mix 32 bits held in int64 (a two-round multiply-xorshift; constants of the hash-prospector
-    search).
-
-    Both factors are below 2**31, so no product leaves the signed 64-bit range.
-    """
-    x = ((x ^ (x >> 16)) * 0x21F0AAAD) & _MASK
-    x = ((x ^ (x >> 15)) * 0x735A2D97) & _MASK
-    return x ^ (x >> 15)
+    return -torch.log(-torch.log1p(-open_uniform(bits)))
