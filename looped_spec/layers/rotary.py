@@ -1,5 +1,8 @@
-"""Rotary position embedding, split-half form (RoFormer, arXiv 2104.09864; pairing of GPT-NeoX and
-Llama)."""
+"""Rotary position embedding (RoFormer, arXiv 2104.09864).
+
+Two pairings are in use: channel i with i + head_dim / 2 (GPT-NeoX, Llama), and the neighbours
+2 i and 2 i + 1 (the paper).
+"""
 
 from __future__ import annotations
 
@@ -29,9 +32,17 @@ class RotaryAngles:
 
     def cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return cos and sin, each [B, T, 1, head_dim]: fp32 angles, then cast to `dtype`."""
-        angles = positions[..., None].float() * self.inv_freq(positions.device)
+        angles = self._angles(positions)
         angles = torch.cat((angles, angles), dim=-1).unsqueeze(-2)
         return angles.cos().to(dtype), angles.sin().to(dtype)
+
+    def cos_sin_of_pairs(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cos and sin, each [B, T, 1, head_dim / 2] fp32, for `apply_rotary_to_pairs`."""
+        angles = self._angles(positions).unsqueeze(-2)
+        return angles.cos(), angles.sin()
+
+    def _angles(self, positions: Tensor) -> Tensor:
+        return positions[..., None].float() * self.inv_freq(positions.device)
 
 
 def rotate_half(x: Tensor) -> Tensor:
@@ -43,3 +54,14 @@ def rotate_half(x: Tensor) -> Tensor:
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate `x` ([B, T, heads, head_dim]) by the angles of `RotaryAngles.cos_sin`."""
     return x * cos + rotate_half(x) * sin
+
+
+def apply_rotary_to_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate neighbouring channels of `x` ([B, T, ..., heads, head_dim]) in fp32, and cast back.
+
+    `cos` and `sin` are those of `RotaryAngles.cos_sin_of_pairs`, with an axis of size 1 for each
+    that x has more.
+    """
+    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(dim=-1)
+    pairs = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1)
+    return pairs.flatten(-2).to(x.dtype)
