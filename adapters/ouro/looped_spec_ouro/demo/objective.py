@@ -15,9 +15,14 @@ from looped_spec_ouro.adapter import OuroAdapter
 GATE_SLOPE = 50.0
 GATE_MARGIN = 0.005
 
+# Weight that the norms after attention and MLP start with. At 1, a token's own embedding is mostly
+# gone after four loops. Same batch, step 78: at 1 the loops' losses were 5.38 5.33 5.35 5.38, at 0.12
+# they were 4.41 4.20 4.12 4.11.
+BRANCH_SCALE = 0.12
+
 
 def initialize(adapter: OuroAdapter, seed: int) -> None:
-    """Fill all weights from `seed`; the norms keep their ones, and the gate starts undecided."""
+    """Fill all weights from `seed`; branches start small, and the gate starts undecided."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in adapter.module.named_parameters():
@@ -27,6 +32,8 @@ def initialize(adapter: OuroAdapter, seed: int) -> None:
                 parameter.zero_()
             elif parameter.ndim == 2:
                 parameter.normal_(0.0, 0.5 * parameter.shape[1] ** -0.5, generator=generator)
+            elif name.endswith("layernorm_2.weight"):
+                parameter.fill_(BRANCH_SCALE)
 
 
 def states_after_each_loop(adapter: OuroAdapter, tokens: Tensor) -> list[Tensor]:

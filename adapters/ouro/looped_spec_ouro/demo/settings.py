@@ -39,7 +39,7 @@ class TrainSettings:
     every loop useful, evening out later makes the shallow readouts good predictors of the deep one.
     """
 
-    steps: int = 2000
+    steps: int = 1800
     gate_steps: int = 100
     seed: int = 0
     tokens_per_step: int = 3072
