@@ -58,8 +58,8 @@ class LoopGeometry:
         not."""
         if not 1 <= full_loops <= self.max_full_loops:
             raise ConfigError(
-                f"full_loops must be between 1 and {self.max_full_loops} (the depth this model was "
-                f"trained for), got {full_loops}"
+                f"full_loops must be between 1 and {self.max_full_loops} (the deepest run of "
+                f"this model), got {full_loops}"
             )
         return full_loops
 
@@ -201,6 +201,8 @@ class ModelAdapter(ABC):
     default_speculation: tuple[int, int] | None = None
     """(num_speculative_tokens, draft_loops) to use when neither the user nor a preset says; None
     means off."""
+    extra_stop_token_ids: tuple[int, ...] = ()
+    """Ids that end a text beside those that the model's files name: those of the family's code."""
 
     @abstractmethod
     def __init__(self, config: Mapping[str, Any], options: Mapping[str, Any]) -> None: ...

@@ -105,9 +105,10 @@ class LLM:
             scheduler,
             StaticPolicy(candidate),
             max_model_len=self.max_model_len,
-            eos_token_ids=stop_token_ids(
-                self.loaded.config, self.loaded.generation_config, self._tokenizer
-            ),
+            eos_token_ids={
+                *stop_token_ids(self.loaded.config, self.loaded.generation_config, self._tokenizer),
+                *adapter.extra_stop_token_ids,
+            },
             seed=opts.seed,
         )
 
