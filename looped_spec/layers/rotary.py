@@ -62,6 +62,6 @@ def apply_rotary_to_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     `cos` and `sin` are those of `RotaryAngles.cos_sin_of_pairs`, with an axis of size 1 for each
     that x has more.
     """
-    even, odd = x.float().unflatten(-1, (-1, 2)).unbind(dim=-1)
+    even, odd = x.float().reshape(*x.shape[:-1], -1, 2).unbind(dim=-1)
     pairs = torch.stack((even * cos - odd * sin, odd * cos + even * sin), dim=-1)
     return pairs.flatten(-2).to(x.dtype)
