@@ -1,0 +1,1 @@
+"""The Huginn family (tomg-group-umd/huginn-0125) for looped-spec."""

@@ -1,0 +1,164 @@
+"""What an adapter needs of a Huginn config.json, under the names that Huginn gives its fields.
+
+The official class also answers to the usual names, and one of those misleads: its
+`num_hidden_layers` is the number of distinct blocks, which counts neither layers in use nor KV
+planes. So only the fields' own names are read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from looped_spec.errors import ModelLoadError
+
+_ONLY_VALUES = {
+    "architecture_class_name": "RecurrentGPT",
+    "block_class_name": "SandwichBlock",
+    "mlp_class_name": "GatedMLP",
+    "nonlin_name": "SiLU",
+    "norm_class_name": "RMSNorm_llama",
+    "injection_type": "linear",
+    "state_init": "like-init",
+    "bias": False,
+    "test_time_noise": 0,
+}
+
+
+@dataclass(frozen=True)
+class HuginnConfig:
+    """Sizes of a Huginn checkpoint; blocks are counted as they are stored, not as they are used."""
+
+    vocab_size: int
+    padded_vocab_size: int
+    n_embd: int
+    n_heads: int
+    n_layers_in_prelude: int
+    n_layers_in_recurrent_block: int
+    n_layers_in_coda: int
+    mean_recurrence: int
+    intermediate_size: int
+    block_size: int
+    rope_base: float
+    norm_eps: float
+    qk_bias: bool
+    tie_embeddings: bool
+
+    @property
+    def head_dim(self) -> int:
+        """Channels of one head."""
+        return self.n_embd // self.n_heads
+
+    @property
+    def embed_scale(self) -> float:
+        """What embeddings and initial state are multiplied with: sqrt(E)."""
+        return math.sqrt(self.n_embd)
+
+    @property
+    def init_std(self) -> float:
+        """Deviation of weights and of the unscaled initial state: sqrt(2 / (5 E))."""
+        return math.sqrt(2.0 / (5.0 * self.n_embd))
+
+
+def read_config(config: Mapping[str, Any]) -> HuginnConfig:
+    """Take the sizes from config.json; each must be there, since defaults would hide a mistake."""
+    integers = {
+        name: _positive_int(config, name)
+        for name in (
+            "vocab_size",
+            "n_embd",
+            "n_heads",
+            "n_layers_in_recurrent_block",
+            "mean_recurrence",
+            "intermediate_size",
+            "block_size",
+        )
+    }
+    for name in ("n_layers_in_prelude", "n_layers_in_coda"):
+        integers[name] = _positive_int(config, name, low=0)
+    sizes = HuginnConfig(
+        **integers,
+        padded_vocab_size=_padded_vocab_size(config, integers["vocab_size"]),
+        rope_base=_positive_number(config, "rope_base"),
+        norm_eps=_positive_number(config, "norm_eps"),
+        qk_bias=_boolean(config, "qk_bias"),
+        tie_embeddings=_boolean(config, "tie_embeddings"),
+    )
+    _check_consistency(config, sizes)
+    return sizes
+
+
+def unsupported_reason(config: Mapping[str, Any]) -> str | None:
+    """Refuse what the published model does not have and this code does not compute."""
+    for name, only in _ONLY_VALUES.items():
+        value = config.get(name, only)
+        if value != only:
+            return f"{name} {value!r} is not implemented (only {only!r})"
+    heads = config.get("n_heads")
+    if config.get("num_key_value_heads", heads) != heads:
+        return (
+            f"grouped queries (num_key_value_heads {config['num_key_value_heads']}, n_heads "
+            f"{heads}) are not implemented"
+        )
+    if config.get("rope_scaling"):
+        return "rope_scaling is not implemented"
+    return _scale_reason(config)
+
+
+def _scale_reason(config: Mapping[str, Any]) -> str | None:
+    """Refuse scales other than those that `HuginnConfig` computes from the width."""
+    width, given = config.get("n_embd"), config.get("init_values")
+    if not isinstance(width, int) or width < 1 or not isinstance(given, Mapping):
+        return None
+    for name, rule in (("embed_scale", width**0.5), ("std", (2.0 / (5.0 * width)) ** 0.5)):
+        value = given.get(name, rule)
+        if not isinstance(value, int | float) or not math.isclose(value, rule, rel_tol=1e-3):
+            return f"init_values.{name} {value!r} is not implemented (only {rule:.6g}, from n_embd)"
+    return None
+
+
+def _check_consistency(config: Mapping[str, Any], sizes: HuginnConfig) -> None:
+    if sizes.n_embd % sizes.n_heads or sizes.head_dim % 2:
+        raise ModelLoadError(
+            f"config.json: n_embd must be an even multiple of n_heads = {sizes.n_heads}, "
+            f"got {sizes.n_embd}"
+        )
+    blocks = sizes.n_layers_in_prelude + sizes.n_layers_in_recurrent_block + sizes.n_layers_in_coda
+    for name, expected in (("n_layers", blocks), ("head_dim", sizes.head_dim)):
+        if config.get(name, expected) != expected:
+            raise ModelLoadError(
+                f"config.json: {name} must be {expected} by the other sizes, got {config[name]!r}"
+            )
+
+
+def _padded_vocab_size(config: Mapping[str, Any], vocab_size: int) -> int:
+    """Return the rows of the embedding: as written, or the vocabulary rounded up to the padding."""
+    if "padded_vocab_size" not in config:
+        multiple = _positive_int(config, "padding_multiple")
+        return -(-vocab_size // multiple) * multiple
+    return _positive_int(config, "padded_vocab_size", low=vocab_size)
+
+
+def _positive_int(config: Mapping[str, Any], name: str, low: int = 1) -> int:
+    value = config.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+        raise ModelLoadError(
+            f"config.json: {name} must be an integer of at least {low}, got {value!r}"
+        )
+    return value
+
+
+def _positive_number(config: Mapping[str, Any], name: str) -> float:
+    value = config.get(name)
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
+        return float(value)
+    raise ModelLoadError(f"config.json: {name} must be a positive number, got {value!r}")
+
+
+def _boolean(config: Mapping[str, Any], name: str) -> bool:
+    value = config.get(name)
+    if not isinstance(value, bool):
+        raise ModelLoadError(f"config.json: {name} must be true or false, got {value!r}")
+    return value
