@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,24 @@ def read_generation_config(folder: Path) -> dict[str, Any]:
     """Read generation_config.json of a model folder; a folder without one has an empty one."""
     path = folder / GENERATION_CONFIG_FILE
     return read_json_object(path) if path.is_file() else {}
+
+
+def read_sizes(
+    config: Mapping[str, Any], names: Mapping[str, str], *, real_numbers: Collection[str] = ()
+) -> dict[str, Any]:
+    """Take the fields `names` (theirs to ours) of a config.json; all must be positive integers,
+    those in `real_numbers` positive numbers."""
+    sizes: dict[str, Any] = {}
+    for theirs, ours in names.items():
+        value: Any = config.get(theirs)
+        kind = "number" if theirs in real_numbers else "integer"
+        is_number = isinstance(value, int | float if kind == "number" else int)
+        if not is_number or isinstance(value, bool) or not value > 0:
+            raise ModelLoadError(
+                f"{CONFIG_FILE}: {theirs} must be a positive {kind}, got {value!r}"
+            )
+        sizes[ours] = value
+    return sizes
 
 
 def _kind(value: object) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from looped_spec.errors import ModelLoadError
-from looped_spec.model_config import read_generation_config, read_json_config
+from looped_spec.model_config import read_generation_config, read_json_config, read_sizes
 
 
 def test_a_config_is_read_as_it_is(tmp_path: Path) -> None:
@@ -54,3 +54,21 @@ def test_a_generation_config_may_be_absent_but_not_broken(tmp_path: Path) -> Non
     path.write_text("{")
     with pytest.raises(ModelLoadError, match=r"generation_config\.json is not valid JSON"):
         read_generation_config(tmp_path)
+
+
+def test_sizes_come_under_our_names_and_must_be_positive() -> None:
+    config = {"a": 3, "b": 0.5, "c": 2, "rest": None}
+    sizes = read_sizes(config, {"a": "x", "b": "y", "c": "z"}, real_numbers=("b", "c"))
+    assert sizes == {"x": 3, "y": 0.5, "z": 2}
+
+
+@pytest.mark.parametrize("value", [None, "3", True, 0, -1, 2.0, [3]])
+def test_a_size_that_is_none_names_its_field(value: object) -> None:
+    with pytest.raises(ModelLoadError, match=r"config\.json: a must be a positive integer, got "):
+        read_sizes({"a": value}, {"a": "x"})
+
+
+@pytest.mark.parametrize("value", [None, "3", True, 0.0, float("nan")])
+def test_a_real_number_that_is_none_names_its_field(value: object) -> None:
+    with pytest.raises(ModelLoadError, match=r"config\.json: a must be a positive number, got "):
+        read_sizes({"a": value}, {"a": "x"}, real_numbers=("a",))

@@ -17,7 +17,9 @@ from looped_spec.adapter import (
     StageContext,
     WeightTarget,
 )
-from looped_spec.errors import ModelLoadError, UnsupportedError
+from looped_spec.errors import UnsupportedError
+from looped_spec.layers.merged import merged_layout
+from looped_spec.model_config import read_sizes
 from looped_spec_ouro.model import OuroConfig, OuroModel
 from looped_spec_ouro.plugin import CAPABILITIES
 
@@ -35,30 +37,17 @@ _SIZES = {
     "max_position_embeddings": "max_position_embeddings",
 }
 
-_REAL_NUMBERS = ("rms_norm_eps", "rope_theta")
-
 
 def read_config(config: Mapping[str, Any]) -> OuroConfig:
     """Take the sizes from config.json; every one must be there, as the official class defaults fit
     no release."""
     values = dict(config)
-    for key in ("hidden_size", "num_attention_heads"):
-        _require_positive(key, values.get(key))
+    read_sizes(values, {key: key for key in ("hidden_size", "num_attention_heads")})
     values.setdefault("num_key_value_heads", values["num_attention_heads"])
     values.setdefault("head_dim", values["hidden_size"] // values["num_attention_heads"])
     if values.get("rope_theta") is None:  # transformers 5 writes it inside rope_parameters
         values["rope_theta"] = (values.get("rope_parameters") or {}).get("rope_theta")
-    for key in _SIZES:
-        _require_positive(key, values.get(key))
-    return OuroConfig(**{ours: values[theirs] for theirs, ours in _SIZES.items()})
-
-
-def _require_positive(key: str, value: object) -> None:
-    kind = float if key in _REAL_NUMBERS else int
-    ok = isinstance(value, int | kind) and not isinstance(value, bool) and value > 0
-    if not ok:
-        name = "number" if kind is float else "integer"
-        raise ModelLoadError(f"config.json: {key} must be a positive {name}, got {value!r}")
+    return OuroConfig(**read_sizes(values, _SIZES, real_numbers=("rms_norm_eps", "rope_theta")))
 
 
 class OuroAdapter(ModelAdapter):
@@ -148,24 +137,4 @@ class OuroAdapter(ModelAdapter):
 
     def checkpoint_layout(self) -> dict[str, WeightTarget]:
         """Official tensor names; q, k, v and gate, up share one parameter each."""
-        c = self.config
-        q_rows, kv_rows = c.num_heads * c.head_dim, c.num_kv_heads * c.head_dim
-        parts = {
-            "self_attn.qkv_proj": (("q_proj", q_rows), ("k_proj", kv_rows), ("v_proj", kv_rows)),
-            "mlp.gate_up_proj": (
-                ("gate_proj", c.intermediate_size),
-                ("up_proj", c.intermediate_size),
-            ),
-        }
-        layout: dict[str, WeightTarget] = {}
-        for name in self.module.state_dict():
-            merged = next((m for m in parts if name.endswith(f"{m}.weight")), None)
-            if merged is None:
-                layout[name] = WeightTarget(name)
-                continue
-            start = 0
-            for part, rows in parts[merged]:
-                official = name.replace(merged, f"{merged.rsplit('.', 1)[0]}.{part}")
-                layout[official] = WeightTarget(name, start, start + rows)
-                start += rows
-        return layout
+        return merged_layout(self.module)

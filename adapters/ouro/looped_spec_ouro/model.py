@@ -2,21 +2,20 @@
 
 Facts from the published configuration and paper (arXiv 2510.25741); parameter names follow the
 official checkpoints where a parameter stands for one tensor. The query, key and value projections
-are one matrix here, and so are the gate and up projections; `OuroAdapter.checkpoint_layout` says
-which rows come from which tensor.
+are one matrix here, and so are the gate and up projections (see `looped_spec.layers.merged`).
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from looped_spec.adapter import StageContext
+from looped_spec.layers.attention import RotaryAttention
+from looped_spec.layers.mlp import SwiGLU
 from looped_spec.layers.norm import RMSNorm
-from looped_spec.layers.rotary import RotaryAngles, apply_rotary
+from looped_spec.layers.rotary import RotaryAngles
 
 
 @dataclass(frozen=True)
@@ -36,44 +35,6 @@ class OuroConfig:
     max_position_embeddings: int
 
 
-class OuroAttention(nn.Module):
-    """Causal self-attention with rotary positions; its KV plane is chosen by the caller."""
-
-    def __init__(self, config: OuroConfig) -> None:
-        super().__init__()
-        self.num_heads = config.num_heads
-        self.num_kv_heads = config.num_kv_heads
-        self.head_dim = config.head_dim
-        rows = (config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-        self.qkv_proj = nn.Linear(config.hidden_size, rows, bias=False)
-        self.o_proj = nn.Linear(config.num_heads * config.head_dim, config.hidden_size, bias=False)
-
-    def forward(
-        self, x: Tensor, rotary: tuple[Tensor, Tensor], plane: int, ctx: StageContext
-    ) -> Tensor:
-        batch, rows, _ = x.shape
-        qkv: Tensor = self.qkv_proj(x).view(batch, rows, -1, self.head_dim)
-        # Queries and keys are neighbours in the merged projection, so one rotation serves both.
-        qk, v = torch.split(qkv, [self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=2)
-        q, k = torch.split(apply_rotary(qk, *rotary), [self.num_heads, self.num_kv_heads], dim=2)
-        out: Tensor = self.o_proj(ctx.attend(plane, q, k, v).reshape(batch, rows, -1))
-        return out
-
-
-class OuroMLP(nn.Module):
-    """SwiGLU with merged gate and up projections (gate rows first)."""
-
-    def __init__(self, config: OuroConfig) -> None:
-        super().__init__()
-        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * config.intermediate_size, bias=False)
-        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        out: Tensor = self.down_proj(F.silu(gate) * up)
-        return out
-
-
 class OuroLayer(nn.Module):
     """x + n2(attn(n1 x)), then x + n4(mlp(n3 x)): a norm before and after each branch."""
 
@@ -81,10 +42,12 @@ class OuroLayer(nn.Module):
         super().__init__()
         size, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = RMSNorm(size, eps)
-        self.self_attn = OuroAttention(config)
+        self.self_attn = RotaryAttention(
+            size, config.num_heads, config.num_kv_heads, config.head_dim
+        )
         self.input_layernorm_2 = RMSNorm(size, eps)
         self.post_attention_layernorm = RMSNorm(size, eps)
-        self.mlp = OuroMLP(config)
+        self.mlp = SwiGLU(size, config.intermediate_size)
         self.post_attention_layernorm_2 = RMSNorm(size, eps)
 
     def forward(

@@ -1,0 +1,25 @@
+"""The gated feed-forward layer of the Llama family."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from looped_spec.layers.merged import MergedLinear
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate(x)) * up(x)) without biases; gate and up are merged, gate rows first."""
+
+    def __init__(self, hidden_size: int, intermediate_size: int) -> None:
+        super().__init__()
+        self.gate_up_proj = MergedLinear(
+            hidden_size, {"gate_proj": intermediate_size, "up_proj": intermediate_size}
+        )
+        self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [..., hidden] for `x` of that shape, any float dtype."""
+        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        out: Tensor = self.down_proj(F.silu(gate) * up)
+        return out
