@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -24,6 +24,9 @@ changes."""
 LoopState = tuple["Tensor", ...]
 """What a loop hands to the next: tensors whose first two axes are [B, T]; the rest is the adapter's
 business."""
+
+PerRow = Callable[["Tensor", "Tensor"], tuple["Tensor", ...]]
+"""Computes tensors [B, T, ...] from positions [B, T] and seeds [B], both int64."""
 
 PlaneKind = Literal["prelude", "loop", "readout"]
 
@@ -152,14 +155,20 @@ class StageContext(Protocol):
         seeds: [B] int64, the requests' seeds; any per-token randomness must be hashed from (seed,
             position).
         total_loops: the depth that this run will reach; some models condition on it.
-        cache: scratch for values that depend on positions alone (rotary angles); lives as long as
-            the context.
     """
 
     positions: Tensor
     seeds: Tensor
     total_loops: int
-    cache: dict[str, Any]
+
+    def per_row(self, name: str, compute: PerRow) -> tuple[Tensor, ...]:
+        """Return what `compute(positions, seeds)` gives for these rows, remembered under `name`.
+
+        For what depends on nothing but position and seed: rotary angles, a hashed initial state.
+        `compute` gets positions [B, T] and seeds [B] of all rows of a round at once and returns
+        tensors whose first two axes are [B, T]; every step of the round then takes its slice.
+        """
+        ...
 
     def attend(
         self, plane: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None
@@ -201,6 +210,8 @@ class ModelAdapter(ABC):
     default_speculation: tuple[int, int] | None = None
     """(num_speculative_tokens, draft_loops) to use when neither the user nor a preset says; None
     means off."""
+    speculation_note: str | None = None
+    """Why `default_speculation` is None, and what to try: logged for a user who asked for no K."""
     extra_stop_token_ids: tuple[int, ...] = ()
     """Ids that end a text beside those that the model's files name: those of the family's code."""
 

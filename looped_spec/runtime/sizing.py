@@ -35,7 +35,11 @@ def choose_candidate(options: EngineOptions, adapter: ModelAdapter, full_loops: 
     """Return the (K, d) of the options, completed by what the adapter suggests."""
     suggested = adapter.default_speculation
     if options.num_speculative_tokens is None:
-        if suggested is None or full_loops < 2:
+        if full_loops < 2:
+            return PLAIN
+        if suggested is None:
+            if adapter.speculation_note:
+                logger.info("speculation is off by default: %s", adapter.speculation_note)
             return PLAIN
         return Candidate(suggested[0], min(suggested[1], full_loops - 1)).check(full_loops)
     draft_loops = options.draft_loops
