@@ -1,0 +1,1 @@
+"""The Nanbeige family (Nanbeige/Nanbeige4.2-3B) for looped-spec."""
