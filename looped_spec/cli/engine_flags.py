@@ -1,0 +1,96 @@
+"""The flags of every verb that loads a model: one per option of the engine, named and explained
+there."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from typing import Any
+
+from looped_spec.errors import ConfigError
+from looped_spec.options import EngineOptions
+
+_CONVERTERS = {"int": int, "float": float, "str": str}
+_SPECULATION = ("num_speculative_tokens", "draft_loops", "full_loops", "policy")
+_SPECULATION_TEXT = """\
+A looped model runs its block D times (full loops) for every token. Speculation drafts
+K tokens with only d loops each, then checks them all in one pass of the other D - d
+loops. It pays where drafts are mostly accepted; the text is that of plain decoding."""
+
+
+def add_engine_flags(parser: argparse.ArgumentParser, **help_texts: str) -> None:
+    """Add a flag for every option of `EngineOptions`; `help_texts` replace the help of an option.
+
+    An option left out on the command line has the default of its field.
+    """
+    speculation = parser.add_argument_group("speculation", _SPECULATION_TEXT)
+    engine = parser.add_argument_group("model and engine")
+    texts = EngineOptions.help_texts() | help_texts
+    fields = {field.name: field for field in dataclasses.fields(EngineOptions)}
+    for name in (*_SPECULATION, *(name for name in fields if name not in _SPECULATION)):
+        group = speculation if name in _SPECULATION else engine
+        if name == "adapter_options":
+            group.add_argument(
+                "--adapter-option",
+                action="append",
+                default=[],
+                metavar="KEY=VALUE",
+                help="an option of the model family; VALUE is JSON, or a text that is not JSON; "
+                "may be repeated",
+            )
+        else:
+            _add_flag(group, fields[name], texts[name])
+
+
+def engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the checked options that were given, as keyword arguments of `LLM`.
+
+    Raises `ConfigError` for a value out of its range; what depends on the model is checked later.
+    """
+    given = {
+        field.name: getattr(args, field.name)
+        for field in dataclasses.fields(EngineOptions)
+        if getattr(args, field.name, field.default) != field.default
+    }
+    if adapter_options := _adapter_options(args.adapter_option):
+        given["adapter_options"] = adapter_options
+    EngineOptions.from_kwargs(given)
+    return given
+
+
+def _add_flag(
+    group: argparse._ArgumentGroup, field: dataclasses.Field[Any], help_text: str
+) -> None:
+    flag = f"--{field.name.replace('_', '-')}"
+    text = help_text.replace("%", "%%")
+    if field.default is not None:
+        text = f"{text} (default: {field.default})"
+    kind = str(field.type).removesuffix(" | None")
+    if kind == "bool":
+        group.add_argument(
+            flag, action=argparse.BooleanOptionalAction, default=field.default, help=text
+        )
+    elif kind in _CONVERTERS:
+        group.add_argument(
+            flag,
+            type=_CONVERTERS[kind],
+            default=field.default,
+            metavar={"int": "N", "float": "X"}.get(kind, "NAME"),
+            help=text,
+        )
+
+
+def _adapter_options(pairs: list[str]) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not key or not equals:
+            raise ConfigError(f"--adapter-option must be KEY=VALUE, got '{pair}'")
+        if key in options:
+            raise ConfigError(f"--adapter-option {key} is given twice")
+        try:
+            options[key] = json.loads(value)
+        except (json.JSONDecodeError, RecursionError):
+            options[key] = value
+    return options
