@@ -1,0 +1,158 @@
+"""Plain and speculative decoding side by side, on the same model, prompts and batch."""
+
+from __future__ import annotations
+
+import dataclasses
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from looped_spec.cli.generation import Generated, Run, run_batch
+from looped_spec.control.plan import PLAIN, Candidate
+from looped_spec.errors import ConfigError
+from looped_spec.runtime.outputs import SpeculationMetrics
+from looped_spec.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from looped_spec.runtime.llm import LLM
+
+WARM_UP_TOKENS = 16
+
+
+def nothing_to_compare() -> ConfigError:
+    """Return the error for a comparison of plain decoding with itself."""
+    return ConfigError(
+        "--compare has nothing to compare: speculation is off; set --num-speculative-tokens to 1 "
+        "or more, and --draft-loops"
+    )
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first place where two runs chose other tokens; both count from 0."""
+
+    prompt: int
+    position: int
+
+
+@dataclass(frozen=True)
+class Side:
+    """The timed runs of one way of decoding; `outputs` are those of the first."""
+
+    runs: list[Run]
+
+    @property
+    def outputs(self) -> list[Generated]:
+        """The texts of the first run."""
+        return self.runs[0].outputs
+
+    @property
+    def rates(self) -> list[float]:
+        """Tokens per second of every run."""
+        return [run.tokens_per_second for run in self.runs if run.tokens_per_second is not None]
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """The median over the runs."""
+        return statistics.median(self.rates) if self.rates else None
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` measured."""
+
+    candidate: Candidate
+    full_loops: int
+    plain: Side
+    speculative: Side
+    difference: Difference | None
+
+    @property
+    def metrics(self) -> SpeculationMetrics:
+        """The counts of all speculative runs together."""
+        total = SpeculationMetrics()
+        for run in self.speculative.runs:
+            total.add(run.metrics)
+        return total
+
+    @property
+    def speedup(self) -> float | None:
+        """Median rate of speculative decoding by that of plain decoding."""
+        plain, speculative = self.plain.tokens_per_second, self.speculative.tokens_per_second
+        return speculative / plain if plain and speculative else None
+
+    @property
+    def predicted_speedup(self) -> float | None:
+        """What the ideal model predicts from the measured acceptance; None without drafts."""
+        rate = self.metrics.draft_acceptance_rate
+        k, d = self.candidate.num_speculative_tokens, self.candidate.draft_loops
+        return None if rate is None else predicted_speedup(self.full_loops, k, d, rate)
+
+
+def predicted_speedup(
+    full_loops: int, num_speculative_tokens: int, draft_loops: int, acceptance_rate: float
+) -> float:
+    """Return S = D(1 + K alpha) / (D + d K), the speedup of the RFC's idealized model.
+
+    It counts loop passes only: a pass over many rows costs one over a single row, nothing else
+    costs anything.
+    """
+    useful = 1 + num_speculative_tokens * acceptance_rate
+    return full_loops * useful / (full_loops + draft_loops * num_speculative_tokens)
+
+
+def compare(
+    llm: LLM,
+    prompts: Sequence[str],
+    params: Sequence[SamplingParams],
+    repeats: int,
+    progress: Callable[[], object] = lambda: None,
+) -> Comparison:
+    """Time plain decoding and the speculation that `llm` is set to, `repeats` runs of each.
+
+    Each gets a short untimed warm-up; then they alternate, and so does which of them goes first,
+    so that a machine that slows down meets both. `progress` is called after every run, never
+    within one. The model is left set as it was.
+    """
+    candidate = llm.speculation
+    if candidate.num_speculative_tokens == 0:
+        raise nothing_to_compare()
+    runs: dict[Candidate, list[Run]] = {PLAIN: [], candidate: []}
+    short = [
+        dataclasses.replace(param, max_tokens=min(param.max_tokens, WARM_UP_TOKENS))
+        for param in params
+    ]
+    try:
+        for way in runs:
+            _set(llm, way)
+            run_batch(llm, prompts, short)
+            progress()
+        for repeat in range(repeats):
+            for way in list(runs) if repeat % 2 == 0 else reversed(list(runs)):
+                _set(llm, way)
+                runs[way].append(run_batch(llm, prompts, params))
+                progress()
+    finally:
+        _set(llm, candidate)
+    everything = [*runs[PLAIN], *runs[candidate]]
+    found = (first_difference(everything[0].outputs, run.outputs) for run in everything[1:])
+    difference = next((place for place in found if place is not None), None)
+    return Comparison(
+        candidate, llm.full_loops, Side(runs[PLAIN]), Side(runs[candidate]), difference
+    )
+
+
+def first_difference(one: Sequence[Generated], other: Sequence[Generated]) -> Difference | None:
+    """Return the first prompt and position at which the tokens differ, or None."""
+    for number, (left, right) in enumerate(zip(one, other, strict=True)):
+        if left.token_ids != right.token_ids:
+            pairs = zip(left.token_ids, right.token_ids, strict=False)
+            shorter = min(len(left.token_ids), len(right.token_ids))
+            position = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
+            return Difference(number, position)
+    return None
+
+
+def _set(llm: LLM, candidate: Candidate) -> None:
+    llm.set_speculation(candidate.num_speculative_tokens, candidate.draft_loops)

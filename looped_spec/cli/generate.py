@@ -1,0 +1,155 @@
+"""Generate text with a model, plainly or by speculation, or time both side by side.
+
+examples:
+  looped-spec generate demo:NAME --prompt "Once upon a time"
+  looped-spec generate MODEL --prompt-file questions.jsonl --max-tokens 64 --json answers.json
+  looped-spec generate MODEL --prompt "Write a haiku." --temperature 0.8 --top-p 0.95 --seed 7
+  looped-spec generate MODEL --prompt "2 + 2 =" --num-speculative-tokens 3 --draft-loops 1
+  looped-spec generate MODEL --prompt "2 + 2 =" --compare
+  cat prompts.txt | looped-spec generate MODEL --prompt-file - --num-speculative-tokens 0
+
+`looped-spec adapters` shows which models can be run, and the demos.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from looped_spec.cli import console
+from looped_spec.cli.atomic_json import check_target, json_text, write_json
+from looped_spec.cli.compare import compare, nothing_to_compare
+from looped_spec.cli.engine_flags import add_engine_flags, engine_options
+from looped_spec.cli.generate_report import (
+    comparison_document,
+    comparison_summary,
+    comparison_table,
+    results_text,
+    run_document,
+    run_summary,
+)
+from looped_spec.cli.generation import run_batch, run_streaming
+from looped_spec.cli.model_loading import load_model, memory_errors
+from looped_spec.cli.one_line_errors import use_one_line_errors
+from looped_spec.cli.prompts import add_prompt_flags, read_prompts
+from looped_spec.cli.sampling_flags import add_sampling_flags, sampling_params
+from looped_spec.errors import ConfigError
+from looped_spec.sampling_params import SamplingParams
+
+if TYPE_CHECKING:
+    from looped_spec.runtime.llm import LLM
+
+STDOUT = "-"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `looped-spec generate`."""
+    use_one_line_errors(parser)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.usage = f"{parser.prog} MODEL (--prompt TEXT | --prompt-file FILE) [flags]"
+    parser.add_argument("model", metavar="MODEL", help="demo:NAME, a local folder, or a hub id")
+    add_prompt_flags(parser)
+    add_sampling_flags(parser)
+    add_engine_flags(
+        parser,
+        seed="seed of sampling, one more for each further prompt, and of dummy weights",
+    )
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--compare",
+        action="store_true",
+        help="time plain and speculative decoding in turn and print both, the speedup and whether "
+        "the tokens are identical",
+    )
+    output.add_argument(
+        "--repeats",
+        type=int,
+        metavar="N",
+        help="timed runs of each for --compare, of which the median counts (default: 3)",
+    )
+    output.add_argument(
+        "--json",
+        nargs="?",
+        const=STDOUT,
+        metavar="FILE",
+        help="write the results as JSON to FILE, or to stdout instead of the text",
+    )
+    output.add_argument(
+        "-v", "--verbose", action="store_true", help="log what is loaded and chosen on stderr"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Generate; everything that can be checked without the model is checked before it is loaded."""
+    options = engine_options(args)
+    prompts = read_prompts(args)
+    params = sampling_params(args, len(prompts))
+    repeats = _repeats(args)
+    target = None if args.json in (None, STDOUT) else Path(args.json)
+    if target is not None:
+        check_target(target)
+    with console.log_level(args.verbose), memory_errors():
+        llm = load_model(args.model, options)
+        if args.compare:
+            document, summary = _compare(llm, prompts, params, repeats, args.json == STDOUT)
+        else:
+            document, summary = _generate(llm, prompts, params, args.json == STDOUT)
+    if args.json == STDOUT:
+        console.write(json_text(document))
+    elif target is not None:
+        write_json(target, document)
+    console.note(summary)  # Last, so that a failure is the only line.
+    return 0
+
+
+def _repeats(args: argparse.Namespace) -> int:
+    if args.repeats is not None and not args.compare:
+        raise ConfigError("--repeats counts the runs of --compare: add --compare or leave it out")
+    repeats = 3 if args.repeats is None else int(args.repeats)
+    if repeats < 1:
+        raise ConfigError(f"repeats must be at least 1, got {repeats}")
+    if args.compare and args.num_speculative_tokens == 0:
+        raise nothing_to_compare()
+    return repeats
+
+
+def _generate(
+    llm: LLM, prompts: list[str], params: list[SamplingParams], is_json: bool
+) -> tuple[dict[str, Any], str]:
+    """Run the prompts once and show the texts; return the JSON document and the summary."""
+    candidate = llm.speculation
+    if len(prompts) == 1 and not is_json and console.is_terminal(sys.stdout):
+        try:
+            result = run_streaming(llm, prompts[0], params[0], console.write)
+        except KeyboardInterrupt:
+            console.write("\n")  # So that what is said of it has a line of its own.
+            raise
+        console.write("\n")
+    else:
+        use_tqdm = len(prompts) > 1 and console.is_terminal(sys.stderr)
+        result = run_batch(llm, prompts, params, use_tqdm)
+        if not is_json:
+            console.write(results_text(prompts, result.outputs))
+    return run_document(llm, prompts, result, candidate), run_summary(result, candidate)
+
+
+def _compare(
+    llm: LLM, prompts: list[str], params: list[SamplingParams], repeats: int, is_json: bool
+) -> tuple[dict[str, Any], str]:
+    """Time both ways and show texts and table; return the JSON document and the summary."""
+    with tqdm(
+        total=2 * (1 + repeats),
+        desc="Runs",
+        leave=False,
+        disable=not console.is_terminal(sys.stderr),
+    ) as bar:
+        result = compare(llm, prompts, params, repeats, progress=bar.update)
+    if not is_json:
+        outputs = result.speculative.outputs
+        console.write(results_text(prompts, outputs, show_prompts=True) + "\n")
+        console.write(comparison_table(result))
+    return comparison_document(llm, prompts, result), comparison_summary(result)

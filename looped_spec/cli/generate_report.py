@@ -1,0 +1,172 @@
+"""How `looped-spec generate` shows its results: for people, and as JSON for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import platform
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from looped_spec.cli.compare import Comparison
+from looped_spec.cli.generation import Generated, Run
+from looped_spec.cli.tables import number, percent, plain_table
+from looped_spec.control.plan import Candidate
+from looped_spec.runtime.outputs import SpeculationMetrics
+from looped_spec.version import __version__
+
+if TYPE_CHECKING:
+    from looped_spec.runtime.llm import LLM
+
+SCHEMA_VERSION = 1
+
+
+def run_summary(run: Run, candidate: Candidate) -> str:
+    """Say on one line what a run did."""
+    text = (
+        f"{run.num_tokens} tokens in {run.seconds:.2f} s, "
+        f"{number(run.tokens_per_second, 1)} tokens/s"
+    )
+    if candidate.num_speculative_tokens == 0:
+        return f"{text}, speculation off"
+    return f"{text}, {_speculation_text(run.metrics, candidate)}"
+
+
+def comparison_summary(result: Comparison) -> str:
+    """Say on one line how the two ways of decoding compare."""
+    return (
+        f"speedup {number(result.speedup, 2, 'x')} over plain decoding, "
+        f"{_speculation_text(result.metrics, result.candidate)}, "
+        f"tokens {'identical' if result.difference is None else 'NOT identical'}"
+    )
+
+
+def comparison_table(result: Comparison) -> str:
+    """Return the table of `--compare` and below it how it was measured."""
+    plain, speculative, metrics = result.plain, result.speculative, result.metrics
+    k, d = result.candidate.num_speculative_tokens, result.candidate.draft_loops
+    by_position = " ".join(map(percent, metrics.acceptance_by_position)) or "-"
+    rows = [
+        (
+            "tokens/s, median",
+            number(plain.tokens_per_second, 1),
+            number(speculative.tokens_per_second, 1),
+        ),
+        ("tokens/s, slowest to fastest", _spread(plain.rates), _spread(speculative.rates)),
+        ("speedup", "1.00x", number(result.speedup, 2, "x")),
+        ("speedup predicted by the ideal model", "", number(result.predicted_speedup, 2, "x")),
+        ("draft acceptance rate", "", percent(metrics.draft_acceptance_rate)),
+        ("acceptance by position", "", by_position),
+        ("mean accepted length", "", number(metrics.mean_acceptance_length)),
+        ("identical tokens", "", _identical_text(result)),
+    ]
+    count = len(plain.outputs)
+    return (
+        plain_table(("", "plain", f"K={k} d={d} D={result.full_loops}"), rows)
+        + f"\n\nTimed: whole calls with {count} prompt{'s' * (count != 1)} in one batch, from text "
+        f"to text (prefill included);\n{len(plain.runs)} of each in turn, after an untimed warm-up "
+        "of each.\nIdeal model: D (1 + K alpha) / (D + d K), alpha the draft acceptance rate.\n"
+    )
+
+
+def results_text(
+    prompts: Sequence[str], outputs: Sequence[Generated], show_prompts: bool = False
+) -> str:
+    """Lay out texts in the order of their prompts; several get a header each."""
+    parts = []
+    for index, (prompt, output) in enumerate(zip(prompts, outputs, strict=True), start=1):
+        header = f"=== {index} of {len(prompts)} ===\n" if len(prompts) > 1 else ""
+        if show_prompts:
+            parts.append(f"{header}--- prompt ---\n{prompt}\n--- text ---\n{output.text}\n")
+        else:
+            parts.append(f"{header}{output.text}\n")
+    return "\n".join(parts)
+
+
+def run_document(
+    llm: LLM, prompts: Sequence[str], run: Run, candidate: Candidate
+) -> dict[str, Any]:
+    """Return the JSON of a run without comparison."""
+    side = _side(run.tokens_per_second, [run])
+    key = "plain"
+    if candidate.num_speculative_tokens:
+        key = "speculative"
+        side |= _acceptance(run.metrics)
+    return _document(llm, prompts, run.outputs, candidate) | {key: side}
+
+
+def comparison_document(llm: LLM, prompts: Sequence[str], result: Comparison) -> dict[str, Any]:
+    """Return the JSON of a comparison; `outputs` are those of speculative decoding."""
+    difference = result.difference
+    return _document(llm, prompts, result.speculative.outputs, result.candidate) | {
+        "plain": _side(result.plain.tokens_per_second, result.plain.runs),
+        "speculative": _side(result.speculative.tokens_per_second, result.speculative.runs)
+        | _acceptance(result.metrics),
+        "speedup": result.speedup,
+        "predicted_speedup": result.predicted_speedup,
+        "identical": difference is None,
+        "first_difference": None if difference is None else dataclasses.asdict(difference),
+        "repeats": len(result.plain.runs),
+    }
+
+
+def _document(
+    llm: LLM, prompts: Sequence[str], outputs: Sequence[Generated], candidate: Candidate
+) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "model": llm.loaded.name,
+        "full_loops": llm.full_loops,
+        "num_speculative_tokens": candidate.num_speculative_tokens,
+        "draft_loops": candidate.draft_loops,
+        "prompts": list(prompts),
+        "outputs": [dataclasses.asdict(output) for output in outputs],
+        "machine": _machine(llm),
+    }
+
+
+def _machine(llm: LLM) -> dict[str, Any]:
+    import torch
+
+    device = llm.loaded.device
+    is_cuda = device.type == "cuda"
+    return {
+        "device": device.type,
+        "device_name": torch.cuda.get_device_name(device) if is_cuda else platform.machine(),
+        "dtype": str(llm.loaded.dtype).removeprefix("torch."),
+        "cpu_count": os.cpu_count(),
+        "num_threads": torch.get_num_threads(),
+        "looped_spec": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+    }
+
+
+def _side(tokens_per_second: float | None, runs: Sequence[Run]) -> dict[str, Any]:
+    return {"tokens_per_second": tokens_per_second, "seconds": [run.seconds for run in runs]}
+
+
+def _acceptance(metrics: SpeculationMetrics) -> dict[str, Any]:
+    return {
+        "draft_acceptance_rate": metrics.draft_acceptance_rate,
+        "acceptance_by_position": metrics.acceptance_by_position,
+        "mean_acceptance_length": metrics.mean_acceptance_length,
+    }
+
+
+def _speculation_text(metrics: SpeculationMetrics, candidate: Candidate) -> str:
+    return (
+        f"K={candidate.num_speculative_tokens} d={candidate.draft_loops}: "
+        f"draft acceptance {percent(metrics.draft_acceptance_rate)}, "
+        f"mean accepted length {number(metrics.mean_acceptance_length)}"
+    )
+
+
+def _spread(rates: Sequence[float]) -> str:
+    return f"{min(rates):.1f} to {max(rates):.1f}" if rates else "-"
+
+
+def _identical_text(result: Comparison) -> str:
+    if result.difference is None:
+        return "yes"
+    return f"no: prompt {result.difference.prompt + 1}, token {result.difference.position + 1}"

@@ -1,0 +1,108 @@
+"""Prompts from the command line, from a file or from stdin, with errors that name the place."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from looped_spec.errors import ConfigError, reject_unknown
+
+STDIN = "-"
+_HOW = (
+    "give --prompt TEXT, or --prompt-file FILE (one prompt per line), or '--prompt-file -' to read "
+    "lines from stdin"
+)
+
+
+def add_prompt_flags(parser: argparse.ArgumentParser) -> None:
+    """Add `--prompt` and `--prompt-file`."""
+    group = parser.add_argument_group("prompts")
+    group.add_argument(
+        "--prompt",
+        action="extend",
+        nargs="+",
+        default=[],
+        metavar="TEXT",
+        help="one or more prompts; may be repeated; --prompt=TEXT if it starts with a dash",
+    )
+    group.add_argument(
+        "--prompt-file",
+        metavar="FILE",
+        help="more prompts, one per line (blank lines do not count), or one object "
+        '{"prompt": TEXT} per line if FILE ends in .jsonl; - reads lines from stdin',
+    )
+
+
+def read_prompts(args: argparse.Namespace) -> list[str]:
+    """Return the prompts of `--prompt`, then those of `--prompt-file`; there is at least one.
+
+    Raises `ConfigError` for anything that is no prompt, or if there is none.
+    """
+    prompts = []
+    for number, prompt in enumerate(args.prompt, start=1):
+        prompts.append(_checked(prompt, f"--prompt number {number}"))
+    if args.prompt_file is not None:
+        prompts += _read_file(args.prompt_file)
+    if not prompts:
+        raise ConfigError(f"there is no prompt: {_HOW}")
+    return prompts
+
+
+def _read_file(name: str) -> list[str]:
+    shown = "stdin" if name == STDIN else f"prompt file '{name}'"
+    data = _read_bytes(name, shown)
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        number = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            f"{shown} is not UTF-8 text (line {number}): convert it to UTF-8"
+        ) from error
+    is_jsonl = name.lower().endswith(".jsonl")
+    prompts = []
+    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
+        if line.strip():
+            where = f"{shown}, line {number}"
+            prompts.append(_checked(_from_json(line, where) if is_jsonl else line, where))
+    if not prompts:
+        raise ConfigError(f"{shown} holds no prompt: every line is blank")
+    return prompts
+
+
+def _read_bytes(name: str, shown: str) -> bytes:
+    if name != STDIN:
+        try:
+            return Path(name).read_bytes()
+        except OSError as error:
+            raise ConfigError(f"{shown} cannot be read: {error.strerror}") from error
+    if sys.stdin is None or sys.stdin.isatty():
+        raise ConfigError(f"stdin holds no prompts (nothing is piped into it): {_HOW}")
+    try:
+        return sys.stdin.buffer.read()
+    except OSError as error:
+        raise ConfigError(f"stdin cannot be read: {error.strerror}") from error
+
+
+def _from_json(line: str, where: str) -> str:
+    try:
+        record = json.loads(line)
+    except (json.JSONDecodeError, RecursionError) as error:
+        reason = getattr(error, "msg", "nested too deeply")
+        raise ConfigError(f"{where} is not valid JSON: {reason}") from error
+    if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
+        raise ConfigError(f'{where} must be an object {{"prompt": TEXT}}')
+    reject_unknown(record, ["prompt"], f"key in {where}:")
+    return str(record["prompt"])
+
+
+def _checked(text: str, where: str) -> str:
+    """Return a prompt that can be encoded; half a character comes from a damaged argument."""
+    if not text:
+        raise ConfigError(f"{where} is empty: a prompt needs at least one character")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"{where} is not valid Unicode text") from error
+    return text
