@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from looped_spec.adapter import PerRow
 from looped_spec.errors import ConfigError, closest
 from looped_spec.runtime.kv_cache import TRASH_BLOCK, KVPool
 
@@ -42,6 +44,10 @@ class AttentionBackend(ABC):
         """Compute what all planes share: called once per context."""
 
     @abstractmethod
+    def column(self, prepared: Any, index: int) -> Any:
+        """Return what `prepare` would give for row `index` of each request alone."""
+
+    @abstractmethod
     def attend(
         self, q: Tensor, k_pages: Tensor, v_pages: Tensor, prepared: Any, scale: float | None
     ) -> Tensor:
@@ -63,6 +69,11 @@ class SdpaBackend(AttentionBackend):
         hidden = key_positions > positions[:, None, :, None]
         mask = torch.zeros(hidden.shape, dtype=pool.dtype, device=positions.device)
         return rows.block_tables.reshape(-1), mask.masked_fill_(hidden, -torch.inf)
+
+    def column(self, prepared: Any, index: int) -> tuple[Tensor, Tensor]:
+        """Keep the table and one row of the mask."""
+        table, mask = prepared
+        return table, mask[:, :, index : index + 1]
 
     def attend(
         self, q: Tensor, k_pages: Tensor, v_pages: Tensor, prepared: Any, scale: float | None
@@ -115,18 +126,45 @@ class PagedContext:
         self.positions = positions
         self.seeds = rows.seeds
         self.total_loops = total_loops
-        self.cache: dict[str, Any] = {}
         self._pool = pool
         self._backend = backend
         self._last_rows = last_rows
         self._prepared = backend.prepare(positions, rows, pool)
-        self._slots = _flat_slots(positions, rows, pool.block_size)
+        self._slots = _slots(positions, rows, pool.block_size)
+        self._per_row: dict[str, tuple[Tensor, ...]] = {}
+        self._whole: PagedContext | None = None
+        self._index = 0
+
+    def column(self, index: int, total_loops: int) -> PagedContext:
+        """Return the context of row `index` of each request alone, for a run `total_loops` deep.
+
+        It shares all that was computed for the whole, and costs a few views.
+        """
+        part = copy.copy(self)
+        part.positions = self.positions[:, index : index + 1]
+        part.total_loops = total_loops
+        part._prepared = self._backend.column(self._prepared, index)
+        part._slots = self._slots[:, index : index + 1]
+        part._per_row = {}
+        part._whole, part._index = self, index
+        return part
+
+    def per_row(self, name: str, compute: PerRow) -> tuple[Tensor, ...]:
+        """Compute once for the whole and take this part; see `StageContext.per_row`."""
+        if name not in self._per_row:
+            if self._whole is None:
+                tensors = compute(self.positions, self.seeds)
+            else:
+                part = slice(self._index, self._index + 1)
+                tensors = tuple(t[:, part] for t in self._whole.per_row(name, compute))
+            self._per_row[name] = tensors
+        return self._per_row[name]
 
     def attend(
         self, plane: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None
     ) -> Tensor:
         """Write k, v into `plane` and attend over it; see `StageContext.attend`."""
-        self._pool.write(plane, self._slots, k, v)
+        self._pool.write(plane, self._slots.reshape(-1), k, v)
         return self._backend.attend(q, *self._pool.planes[plane], self._prepared, scale)
 
     def logit_rows(self, hidden: Tensor) -> Tensor:
@@ -137,9 +175,9 @@ class PagedContext:
         return hidden[batch, self._last_rows].unsqueeze(1)
 
 
-def _flat_slots(positions: Tensor, rows: PagedRows, block_size: int) -> Tensor:
-    """Return [B * T] int64: where each row writes, as block * block_size + offset."""
+def _slots(positions: Tensor, rows: PagedRows, block_size: int) -> Tensor:
+    """Return [B, T] int64: where each row writes, as block * block_size + offset."""
     column = (positions // block_size).clamp(max=rows.block_tables.shape[1] - 1)
     block = rows.block_tables.gather(1, column)
     block = torch.where(positions < rows.limits[:, None], block, TRASH_BLOCK)
-    return (block * block_size + positions % block_size).reshape(-1)
+    return block * block_size + positions % block_size

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,7 +16,16 @@ from torch import Tensor
 from looped_spec.adapter import LoopState, ModelAdapter, StageContext
 from looped_spec.runtime.sampler import SamplingMode, SamplingTensors, choose_tokens
 
-ContextFactory = Callable[[Tensor, int], StageContext]
+
+class RoundContext(StageContext, Protocol):
+    """A context that can be narrowed to one row of each request."""
+
+    def column(self, index: int, total_loops: int) -> StageContext:
+        """Return the context of row `index` of each request, for a run `total_loops` deep."""
+        ...
+
+
+ContextFactory = Callable[[Tensor, int], RoundContext]
 """Makes the context of rows at positions [B, T] int64, for a run that reaches so many loops."""
 
 
@@ -70,34 +80,31 @@ def speculative_round(
     """
     k = num_speculative_tokens
     resumable = adapter.capabilities.resumable
-    shallow = draft_loops if k else 0
     draft_depth = full_loops if resumable else draft_loops
     offsets = torch.arange(k + 1, device=positions.device)
     row_positions = positions[:, None] + offsets
 
+    ctx = context(row_positions, full_loops)
+
     inputs = [tokens]
     kept: list[LoopState] = []
-    ctx = None
-    for step in range(k + 1 if resumable else k):
-        ctx = context(row_positions[:, step : step + 1], draft_depth)
-        state = adapter.prelude(inputs[step][:, None], ctx)
-        for index in range(shallow):
-            state = adapter.loop(state, index, ctx)
+    for step in range(k + 1 if resumable and k else k):
+        step_ctx = ctx.column(step, draft_depth)
+        state = adapter.prelude(inputs[step][:, None], step_ctx)
+        for index in range(draft_loops):
+            state = adapter.loop(state, index, step_ctx)
         kept.append(state)
         if step < k:
-            logits = adapter.draft_readout(state, ctx)
-            drafted = choose_tokens(logits, row_positions[:, step : step + 1] + 1, sampling, mode)
-            inputs.append(drafted[:, 0])
+            logits = adapter.draft_readout(state, step_ctx)
+            next_positions = row_positions[:, step + 1 : step + 2]
+            inputs.append(choose_tokens(logits, next_positions, sampling, mode)[:, 0])
 
-    if ctx is None or k:
-        ctx = context(row_positions, full_loops)
-    if resumable:
-        state = (
-            tuple(torch.cat(parts, dim=1) for parts in zip(*kept, strict=True)) if k else kept[0]
-        )
+    if kept and resumable:
+        state = tuple(torch.cat(parts, dim=1) for parts in zip(*kept, strict=True))
+        shallow = draft_loops
     else:
-        shallow = 0
         state = adapter.prelude(torch.stack(inputs, dim=1), ctx)
+        shallow = 0
     for index in range(shallow, full_loops):
         state = adapter.loop(state, index, ctx)
     targets = choose_tokens(adapter.readout(state, ctx), row_positions + 1, sampling, mode)

@@ -6,11 +6,11 @@ through.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from looped_spec.adapter import PerRow
 
 
 class DenseContext:
@@ -23,7 +23,13 @@ class DenseContext:
         self.positions = torch.arange(num_tokens).expand(batch_size, num_tokens)
         self.seeds = torch.zeros(batch_size, dtype=torch.int64) if seeds is None else seeds
         self.total_loops = total_loops
-        self.cache: dict[str, Any] = {}
+        self._per_row: dict[str, tuple[Tensor, ...]] = {}
+
+    def per_row(self, name: str, compute: PerRow) -> tuple[Tensor, ...]:
+        """Compute once and remember; see `StageContext.per_row`."""
+        if name not in self._per_row:
+            self._per_row[name] = compute(self.positions, self.seeds)
+        return self._per_row[name]
 
     def attend(
         self, plane: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None

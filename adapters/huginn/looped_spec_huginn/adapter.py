@@ -92,8 +92,13 @@ class HuginnAdapter(ModelAdapter):
         if self.init_scale == 0.0:
             return torch.zeros_like(embedded)
         c = self.config
-        noise = truncated_normal(ctx.seeds, ctx.positions, c.n_embd)
-        return (noise * (self.init_scale * c.init_std * c.embed_scale)).to(embedded.dtype)
+        scale = self.init_scale * c.init_std * c.embed_scale
+
+        def draw(positions: Tensor, seeds: Tensor) -> tuple[Tensor, ...]:
+            noise = truncated_normal(seeds, positions, c.n_embd)
+            return ((noise * scale).to(embedded.dtype),)
+
+        return ctx.per_row("initial_state", draw)[0]
 
     def loop(self, state: LoopState, index: int, ctx: StageContext) -> LoopState:
         """Inject the prelude's output, then run the core blocks; there is no norm between loops."""

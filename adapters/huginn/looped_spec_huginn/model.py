@@ -103,11 +103,11 @@ class HuginnModel(nn.Module):
 
     def run(self, blocks: nn.ModuleList, x: Tensor, first_plane: int, ctx: StageContext) -> Tensor:
         """Run `x` ([B, T, E]) through `blocks`, whose KV planes follow each other."""
-        rotary = ctx.cache.get("rotary")
-        if rotary is None:
-            cos, sin = self.angles.cos_sin_of_pairs(ctx.positions)
-            # One more axis, over which queries and keys are rotated together.
-            rotary = ctx.cache["rotary"] = cos.unsqueeze(-2), sin.unsqueeze(-2)
+        cos, sin = ctx.per_row(
+            "rotary", lambda positions, _: self.angles.cos_sin_of_pairs(positions)
+        )
+        # One more axis, over which queries and keys are rotated together.
+        rotary = cos.unsqueeze(-2), sin.unsqueeze(-2)
         for number, block in enumerate(blocks):
             x = block(x, rotary, first_plane + number, ctx)
         return x

@@ -82,11 +82,11 @@ class OuroModel(nn.Module):
     def traverse(self, hidden: Tensor, index: int, ctx: StageContext) -> Tensor:
         """Run all layers once on `hidden` ([B, T, E]) and end with the norm that feeds head and
         next loop."""
-        rotary = ctx.cache.get("rotary")
-        if rotary is None:
-            rotary = ctx.cache["rotary"] = self.angles.cos_sin(ctx.positions, hidden.dtype)
+        cos, sin = ctx.per_row(
+            "rotary", lambda positions, _: self.angles.cos_sin(positions, hidden.dtype)
+        )
         first_plane = index * self.config.num_layers
         for number, layer in enumerate(self.model.layers):
-            hidden = layer(hidden, rotary, first_plane + number, ctx)
+            hidden = layer(hidden, (cos, sin), first_plane + number, ctx)
         normed: Tensor = self.model.norm(hidden)
         return normed
