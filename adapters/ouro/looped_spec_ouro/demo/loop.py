@@ -36,11 +36,11 @@ class Trainer:
         self.adapter = OuroAdapter(config_json(settings.model), {})
         objective.initialize(self.adapter, settings.seed)
         named = dict(self.adapter.module.named_parameters())
-        self.gate = [p for n, p in named.items() if "early_exit_gate" in n]
+        gate = [p for n, p in named.items() if "early_exit_gate" in n]
         self.body = [p for n, p in named.items() if "early_exit_gate" not in n]
         decayed = [p for n, p in named.items() if p.ndim == 2 and _decays(n)]
         others = [p for n, p in named.items() if not (p.ndim == 2 and _decays(n))]
-        self.optimizer: torch.optim.Optimizer = torch.optim.AdamW(
+        self.optimizer = torch.optim.AdamW(
             [
                 {"params": decayed, "weight_decay": settings.weight_decay},
                 {"params": others, "weight_decay": 0.0},
@@ -49,6 +49,7 @@ class Trainer:
             betas=(0.9, 0.95),
             fused=True,
         )
+        self.gate_optimizer = torch.optim.AdamW(gate, lr=1e-2, weight_decay=0.0, fused=True)
         self.step = 0
         self.seconds = 0.0
 
@@ -69,9 +70,6 @@ class Trainer:
         self.step += 1
         self.seconds += time.perf_counter() - start
         return losses
-
-    def _gate_optimizer(self) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(self.gate, lr=1e-2, weight_decay=0.0, fused=True)
 
     def _learning_rate(self) -> float:
         """Return the rate of this step: linear warm-up, then a cosine down to a tenth."""
@@ -106,8 +104,6 @@ class Trainer:
         return [float(x) for x in total]
 
     def _gate_step(self) -> list[float]:
-        if self.step == self.settings.steps:
-            self.optimizer = self._gate_optimizer()
         batches = self._micro_batches()
         total = 0.0
         for rows in batches:
@@ -120,13 +116,18 @@ class Trainer:
             loss = objective.gate_loss(self.adapter, states, losses) / len(batches)
             loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.detach())
-        self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.gate_optimizer.step()
+        self.gate_optimizer.zero_grad(set_to_none=True)
         return [total]
 
     def fingerprint(self) -> str:
-        """Hash everything that a resumed run must share with the one that was stopped."""
-        digest = hashlib.sha256(json.dumps(self.settings.as_dict(), sort_keys=True).encode())
+        """Hash everything that a resumed run must share with the one that was stopped.
+
+        The numbers of steps are left out: a run may be made shorter or longer on the way.
+        """
+        settings = self.settings.as_dict()
+        del settings["steps"], settings["gate_steps"]
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
         digest.update(self.sampler.tokens.tobytes())
         return digest.hexdigest()
 
@@ -138,6 +139,7 @@ class Trainer:
             "seconds": self.seconds,
             "module": self.adapter.module.state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "gate_optimizer": self.gate_optimizer.state_dict(),
         }
         part = path.with_name(path.name + ".part")
         try:
@@ -157,9 +159,8 @@ class Trainer:
             raise ConfigError(f"cannot resume from {path}: it has other settings or other text")
         self.step, self.seconds = state["step"], state["seconds"]
         self.adapter.module.load_state_dict(state["module"])
-        if self.step > self.settings.steps:
-            self.optimizer = self._gate_optimizer()
         self.optimizer.load_state_dict(state["optimizer"])
+        self.gate_optimizer.load_state_dict(state["gate_optimizer"])
 
 
 def show(bar: tqdm[Any], losses: Sequence[float]) -> None:

@@ -45,11 +45,12 @@ def parser() -> argparse.ArgumentParser:
         "--state", type=Path, help="file for the resumable state (default: OUT with .state.pt)"
     )
     p.add_argument("--resume", action="store_true", help="continue from the state file")
-    p.add_argument("--steps", type=int, default=defaults.steps)
+    p.add_argument("--steps", type=int, default=defaults.steps, help="may change on --resume")
     p.add_argument("--gate-steps", type=int, default=defaults.gate_steps)
     p.add_argument("--seed", type=int, default=defaults.seed)
     p.add_argument("--learning-rate", type=float, default=defaults.learning_rate)
     p.add_argument("--threads", type=int, help="CPU threads (default: what torch chooses)")
+    p.add_argument("--pause-at", type=int, help="save and end at this step, to be resumed")
     p.add_argument("--save-every", type=int, default=100, help="steps between saves")
     return p
 
@@ -61,10 +62,12 @@ def train(
     state: Path,
     resume: bool = False,
     save_every: int = 100,
+    pause_at: int | None = None,
 ) -> Trainer:
     """Train on the documents of `sources` that are not held out, and export to `out`.
 
-    Every `save_every` steps the state and the checkpoint are written and held-out text is measured.
+    Every `save_every` steps the state and the checkpoint are written and held-out text is measured;
+    at step `pause_at` the run ends early, to be resumed.
     """
     texts = [text for source in sources for text in source.train()]
     tokenizer = vocabulary.train_tokenizer(texts, settings.model.vocab_size)
@@ -92,7 +95,7 @@ def train(
 
     with tqdm(total=trainer.total_steps, initial=trainer.step, unit="step", mininterval=5) as bar:
         try:
-            while trainer.step < trainer.total_steps:
+            while trainer.step < trainer.total_steps and trainer.step != pause_at:
                 show(bar, trainer.train_step())
                 if trainer.step % save_every == 0 or trainer.step == settings.steps:
                     for name, kept in watched.items():
@@ -131,7 +134,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             data.read_wikitext(args.wikitext),
             data.read_python(args.python_source),
         ]
-        trainer = train(sources, settings, args.out, state, args.resume, args.save_every)
+        trainer = train(
+            sources, settings, args.out, state, args.resume, args.save_every, args.pause_at
+        )
     except LoopedSpecError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
