@@ -92,7 +92,7 @@ class NanbeigeModel(nn.Module):
         )
         first_plane = index * self.config.num_layers
         for number, layer in enumerate(self.model.layers):
-            hidden = layer(hidden, rotary, first_plane + number, ctx)
+            hidden = layer(hidden, (cos, sin), first_plane + number, ctx)
         if self.config.norm_between_loops:
             hidden = self.model.norm(hidden)
         return hidden
