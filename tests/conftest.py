@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from fake_plugins import FakeSite
+
+# The models of the tests are too small for more threads, which mostly wait for each other, and for
+# very long where another program runs. Set before torch is imported; a number given wins.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 @pytest.fixture
