@@ -1,0 +1,62 @@
+# `make help` shows the commands. Each does its own set-up in .venv; later calls reuse it.
+
+PYTHON ?= python3
+VENV ?= .venv
+
+# The PyTorch to install, as arguments of pip. On Linux the default carries CUDA, several gigabytes. The demo
+# needs only a CPU build: point pip to the index of CPU builds that PyTorch's install page names, for example
+#     make demo TORCH="torch==2.13.0 --index-url <that index>"
+TORCH ?= torch==2.13.0
+
+# More threads than one only slow a model as small as the bundled one down.
+DEMO_THREADS ?= 1
+DEMO_ARGS ?= --compare
+BENCH_ARGS ?=
+TEST_ARGS ?=
+
+BIN := $(VENV)/bin
+STAMP := $(VENV)/installed
+
+# An environment is usable if its Python runs and finds the packages of this folder; one that a stopped
+# install, a removed interpreter or a moved folder left behind is made anew.
+CHECK := import os, importlib.util as u; s = u.find_spec("looped_spec"); \
+	print(s is not None and os.path.samefile(os.path.dirname(s.origin), "looped_spec"))
+ifneq ($(shell $(BIN)/python -I -c '$(CHECK)' 2>/dev/null),True)
+.PHONY: $(STAMP)
+endif
+
+.PHONY: help demo test lint bench setup clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-6s %s\n", $$1, $$2}' Makefile
+
+demo: $(STAMP)  ## plain and speculative decoding side by side, on the bundled model
+	OMP_NUM_THREADS=$(DEMO_THREADS) $(BIN)/python -m looped_spec generate demo:ouro \
+		--prompt-file examples/prompts.jsonl $(DEMO_ARGS)
+
+test: $(STAMP)  ## all tests; those that need a GPU are skipped without one
+	$(BIN)/python -m pytest $(TEST_ARGS)
+
+lint: $(STAMP)  ## ruff, mypy and the import contracts
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m ruff format --check .
+	$(BIN)/python -m mypy
+	$(BIN)/python -m mypy benchmarks
+	$(BIN)/lint-imports --no-logo --no-cache
+
+bench: $(STAMP)  ## measure the bundled model over draft lengths and depths, about 5 minutes
+	$(BIN)/python benchmarks/demo.py $(BENCH_ARGS)
+
+setup: $(STAMP)  ## only make the environment
+
+clean:  ## remove the environment and all caches
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Python 3.11 or later is needed: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@[ "`$(BIN)/python -I -c '$(CHECK)' 2>/dev/null`" = True ] || $(PYTHON) -m venv --clear $(VENV)
+	$(BIN)/python -m pip install --quiet $(TORCH)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
+		--editable '.[ouro,huginn,nanbeige,dev]'
+	@touch $(STAMP)
