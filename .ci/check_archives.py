@@ -1,0 +1,57 @@
+"""Check what is in the wheel and in the source distribution.
+
+Usage: check_archives.py WHEEL WHEEL_BUILT_FROM_THE_TREE SDIST
+"""
+
+from __future__ import annotations
+
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = {"looped_spec": ROOT / "looped_spec"} | {
+    folder.name: folder for folder in sorted((ROOT / "adapters").glob("*/looped_spec_*"))
+}
+DEMO = {"config.json", "model.safetensors", "tokenizer.json", "README.md"}
+UNWANTED = ("tests", "shared", "__pycache__", ".venv", "golden")
+
+
+def names_of_wheel(path: str) -> list[str]:
+    """Return the names of the files in a wheel."""
+    with zipfile.ZipFile(path) as wheel:
+        return wheel.namelist()
+
+
+def main(wheel: str, wheel_from_tree: str, sdist: str) -> None:
+    """Raise for the first thing that is amiss."""
+    names = names_of_wheel(wheel)
+    assert len(names) == len(set(names)), "the wheel holds a file twice"
+    assert sorted(names) == sorted(names_of_wheel(wheel_from_tree)), "the two wheels differ"
+    tops = {name.split("/")[0] for name in names}
+    assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES), tops
+    for package, folder in PACKAGES.items():
+        for source in (*folder.rglob("*.py"), folder / "presets"):
+            inside = f"{package}/{source.relative_to(folder).as_posix()}"
+            found = inside in names or any(name.startswith(f"{inside}/") for name in names)
+            assert found or inside == "looped_spec/presets", f"{inside} is not in the wheel"
+    missing = {f"looped_spec_ouro/demo/{name}" for name in DEMO} - set(names)
+    assert not missing, f"the demo lacks {missing}"
+    with tarfile.open(sdist) as archive:
+        members = archive.getmembers()
+    assert all(member.isfile() for member in members), "the source distribution holds a link"
+    packed = [member.name for member in members]
+    for listing in (names, packed):
+        parts = {part for name in listing for part in name.split("/")}
+        assert not parts & set(UNWANTED), parts & set(UNWANTED)
+    presets = [name for name in names if name.startswith("looped_spec_ouro/presets/")]
+    for name in presets:
+        copies = [path for path in packed if path.endswith(name.partition("/")[2])]
+        assert len([path for path in copies if "ouro" in path]) == 1, copies
+    size = Path(wheel).stat().st_size / 2**20
+    print(f"{Path(wheel).name}: {len(names)} files, {size:.1f} MiB, presets: {', '.join(presets)}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,33 @@
+"""Import every module of installed packages, so that a missing dependency shows.
+
+Usage: check_install.py FOLDER PACKAGE...; no package may come from FOLDER, the source tree.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.resources
+import pkgutil
+import sys
+from pathlib import Path
+
+
+def main(clone: str, *packages: str) -> None:
+    """Raise for a module that cannot be imported, or that comes from the source tree."""
+    count = 0
+    for name in packages:
+        package = importlib.import_module(name)
+        home = Path(package.__path__[0]).resolve()
+        assert not home.is_relative_to(Path(clone).resolve()), f"{name} comes from {home}"
+        for module in pkgutil.walk_packages(package.__path__, f"{name}."):
+            if not module.name.endswith("__main__"):
+                importlib.import_module(module.name)
+                count += 1
+        if name != "looped_spec":
+            presets = importlib.resources.files(name) / "presets"
+            assert presets.is_dir() and list(presets.iterdir()), f"{name} has no presets"
+    print(f"{count} modules of {', '.join(packages)} can be imported")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
