@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from looped_spec.cli.main import PROG
 from looped_spec.errors import LoopedSpecError
 
-
 _LOGGER = "looped_spec"
 # A model may write anything; a terminal would obey these instead of showing them.
 _CONTROLS = {code: f"\\x{code:02x}" for code in (*range(9), *range(11, 32), *range(127, 160))}
