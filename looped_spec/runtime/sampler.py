@@ -69,7 +69,7 @@ def choose_tokens(
         return greedy
     is_greedy = (params.temperature == 0)[:, None]
     temperature = torch.where(is_greedy, 1.0, params.temperature[:, None])[..., None]
-    # Relative to the largest, so that a tiny temperature sends the others to -inf and not all to inf.
+    # Relative to the largest: a tiny temperature then sends the others to -inf, not all to inf.
     scaled = logits.float()
     scaled = (scaled - scaled.gather(-1, greedy[..., None])) / temperature
     if mode is SamplingMode.FILTERED:
