@@ -74,16 +74,22 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def schedule(self, num_speculative_tokens: int) -> Schedule:
-        """Choose this step's work, with memory for a round of `num_speculative_tokens` drafts."""
+        """Choose this step's work, with memory for a round of `num_speculative_tokens` drafts.
+
+        Decoding comes first and prefill gets what it leaves of `max_num_batched_tokens`, but never
+        less than a block, so that a full decode batch cannot starve newcomers.
+        """
         step = Schedule()
+        preemptions = self.num_preemptions
         self._schedule_decode(step, num_speculative_tokens)
         rows = num_speculative_tokens + 1
-        # At least one block of prompt a step, so that a full decode batch cannot starve newcomers.
-        budget = max(self.max_num_batched_tokens - rows * len(step.decode), self.block_size)
+        least = min(self.block_size, self.max_num_batched_tokens)
+        budget = max(self.max_num_batched_tokens - rows * len(step.decode), least)
         for request in self.running:
             if request.status is Status.PREFILLING:
                 budget = self._add_chunk(step, request, budget)
-        self._admit(step, budget)
+        if self.num_preemptions == preemptions:  # else the victim would take back what it gave
+            self._admit(step, budget, num_speculative_tokens)
         return step
 
     def finish(self, request: Request) -> None:
@@ -108,10 +114,12 @@ class Scheduler:
             else:
                 step.decode.append(request)
 
-    def _admit(self, step: Schedule, budget: int) -> None:
+    def _admit(self, step: Schedule, budget: int, num_speculative_tokens: int) -> None:
         while self.waiting and self._free_rows and budget > 0:
             request = self.waiting[0]
-            if blocks_for(request.num_tokens, self.block_size) > self.allocator.num_free:
+            # With room for its first round too, or it would be preempted for want of it at once.
+            tokens = min(request.num_tokens + 1 + num_speculative_tokens, request.max_cached_tokens)
+            if blocks_for(tokens, self.block_size) > self.allocator.num_free:
                 return
             self.waiting.popleft()
             request.row = self._free_rows.pop()
