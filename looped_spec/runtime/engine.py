@@ -7,11 +7,11 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from looped_spec.control.plan import RoundFeedback, SpeculationPlan
-from looped_spec.errors import CapacityError
+from looped_spec.errors import CapacityError, ConfigError
 from looped_spec.runtime.outputs import SpeculationMetrics
 from looped_spec.runtime.request import Detokenizer, Request, Status
 from looped_spec.runtime.runner import ModelRunner
-from looped_spec.runtime.scheduler import PrefillChunk, Schedule, Scheduler
+from looped_spec.runtime.scheduler import PrefillChunk, Scheduler
 from looped_spec.sampling_params import SamplingParams
 
 
@@ -65,6 +65,8 @@ class Engine:
     ) -> Request:
         """Queue a request. Raise `CapacityError` with the numbers if it could never run."""
         length = len(prompt_token_ids)
+        if not length:
+            raise ConfigError("prompt is empty: give at least one token")
         if length >= self.max_model_len:
             raise CapacityError(
                 f"prompt of {length} tokens leaves no room to generate: max_model_len is "
@@ -86,8 +88,10 @@ class Engine:
 
     def abort(self, request: Request) -> None:
         """End a request and free its memory at once."""
-        request.abort()
-        self.scheduler.finish(request)
+        try:
+            request.abort()
+        finally:
+            self.scheduler.finish(request)
 
     @property
     def has_work(self) -> bool:
@@ -96,18 +100,20 @@ class Engine:
 
     def step(self) -> list[Request]:
         """Run one step and return the requests that got tokens; finished ones have left the
-        scheduler."""
-        plan = self.policy.plan(self.scheduler.num_decoding)
-        schedule = self.scheduler.schedule(plan.candidate.num_speculative_tokens)
+        scheduler.
+
+        If the model or a detokenizer raises, what was committed before stays committed, and every
+        request that is still open may be aborted or stepped again.
+        """
+        num_decoding = self.scheduler.num_decoding
+        plan = self.policy.plan(num_decoding) if num_decoding else None
+        schedule = self.scheduler.schedule(plan.candidate.num_speculative_tokens if plan else 0)
         for request, column, blocks in schedule.new_blocks:
             self.runner.write_table(request.row, column, blocks)
         touched = self._prefill(schedule.prefill) if schedule.prefill else []
-        if schedule.decode:
-            self._round(schedule, plan)
+        if plan and schedule.decode:
+            self._round(schedule.decode, plan)
             touched += schedule.decode
-        for request in touched:
-            if request.finish_reason is not None:
-                self.scheduler.finish(request)
         return touched
 
     def _prefill(self, chunks: list[PrefillChunk]) -> list[Request]:
@@ -115,29 +121,26 @@ class Engine:
         for chunk, token in zip(chunks, self.runner.prefill(chunks), strict=True):
             chunk.request.num_computed = chunk.stop
             if token is not None:
-                chunk.request.append([token])
                 chunk.request.status = Status.DECODING
+                self._commit(chunk.request, [token])
                 touched.append(chunk.request)
         return touched
 
-    def _round(self, schedule: Schedule, plan: SpeculationPlan) -> None:
+    def _round(self, requests: list[Request], plan: SpeculationPlan) -> None:
         start = time.perf_counter()
-        result = self.runner.round(schedule.decode, plan.candidate)
+        result = self.runner.round(requests, plan.candidate)
         seconds = time.perf_counter() - start
         k = plan.candidate.num_speculative_tokens
         proposed_counts, accepted_counts = [], []
-        for request, tokens, accepted in zip(
-            schedule.decode, result.tokens, result.accepted, strict=True
-        ):
+        for request, tokens, accepted in zip(requests, result.tokens, result.accepted, strict=True):
             # Only drafts that a limit leaves room for count; the last token of a request is no
             # draft's due.
             room = min(k, request.remaining_tokens - 1)
-            taken = request.append(tokens[: accepted + 1])
+            taken = self._commit(request, tokens[: accepted + 1])
             request.num_computed = request.num_tokens - 1
             if request.finish_reason is not None and taken <= accepted:
-                room = min(
-                    room, taken
-                )  # drafts behind the end of a request are neither good nor bad
+                # Drafts behind the end of a request are neither good nor bad.
+                room = min(room, taken)
             accepted = min(accepted, room)
             request.metrics.add_round(room, accepted)
             self.metrics.add_round(room, accepted)
@@ -147,6 +150,14 @@ class Engine:
         self.policy.observe(
             RoundFeedback(plan.plan_id, tuple(proposed_counts), tuple(accepted_counts), seconds)
         )
+
+    def _commit(self, request: Request, tokens: Sequence[int]) -> int:
+        """Append tokens; free the memory of a request that ends before anything else can fail."""
+        try:
+            return request.append(tokens)
+        finally:
+            if request.finish_reason is not None:
+                self.scheduler.finish(request)
 
     def _request_seed(self, params: SamplingParams) -> int:
         if params.seed is not None:

@@ -35,8 +35,11 @@ class SpeculationMetrics:
 
     @property
     def mean_acceptance_length(self) -> float | None:
-        """Tokens a request commits per round: 1 + accepted drafts by rounds. None without
-        rounds."""
+        """Tokens a request commits per round: 1 + accepted drafts by rounds. None without rounds.
+
+        A round that ends on a stop inside its accepted drafts has no token of the target's own and
+        commits one less.
+        """
         return 1 + self.num_accepted_tokens / self.num_rounds if self.num_rounds else None
 
     @property

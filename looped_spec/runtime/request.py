@@ -108,10 +108,12 @@ class Request:
             if token in self._eos or token in self._stop_ids:
                 self._finish("stop", token if token in self._stop_ids else None)
             else:
-                if self._detokenizer is not None:
-                    self.text += self._detokenizer.append(token)
-                    self._check_stop_strings()
-                if self.finish_reason is None and self.remaining_tokens <= 0:
+                stop = (
+                    self._add_text(self._detokenizer.append(token)) if self._detokenizer else None
+                )
+                if stop is not None:
+                    self.finish_reason, self.stop_reason = "stop", stop
+                elif self.remaining_tokens <= 0:
                     self._finish("length")
             if self.finish_reason is not None:
                 return count
@@ -147,19 +149,23 @@ class Request:
             self.metrics,
         )
 
-    def _check_stop_strings(self) -> None:
+    def _add_text(self, text: str) -> str | None:
+        """Take new text; return the stop string that it completes, having cut the text there."""
         start = max(0, self._scanned_chars - self._hold_chars)
+        self.text += text
         self._scanned_chars = len(self.text)
         found = [(at, s) for s in self.params.stop_strings if (at := self.text.find(s, start)) >= 0]
-        if found:
-            at, stop = min(found)
-            keep = at + len(stop) if self.params.include_stop_str_in_output else at
-            self.text = self.text[:keep]
-            self._finish("stop", stop, flush=False)
+        if not found:
+            return None
+        at, stop = min(found)
+        keep = at + len(stop) if self.params.include_stop_str_in_output else at
+        self.text = self.text[:keep]
+        return stop
 
-    def _finish(
-        self, reason: FinishReason, stop_reason: int | str | None = None, flush: bool = True
-    ) -> None:
-        if flush and self._detokenizer is not None:
-            self.text += self._detokenizer.flush()
+    def _finish(self, reason: FinishReason, stop_reason: int | str | None = None) -> None:
+        # The reason first: a detokenizer that fails must not leave the request open.
         self.finish_reason, self.stop_reason = reason, stop_reason
+        if self._detokenizer is not None:
+            stop = self._add_text(self._detokenizer.flush())
+            if stop is not None and reason != "abort":
+                self.finish_reason, self.stop_reason = "stop", stop

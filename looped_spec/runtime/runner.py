@@ -11,7 +11,7 @@ from torch import Tensor
 from looped_spec.adapter import ModelAdapter
 from looped_spec.control.plan import Candidate
 from looped_spec.runtime.attention import AttentionBackend, PagedContext, PagedRows
-from looped_spec.runtime.kv_cache import KVPool, blocks_for
+from looped_spec.runtime.kv_cache import TRASH_BLOCK, KVPool, blocks_for
 from looped_spec.runtime.request import Request
 from looped_spec.runtime.round import prefill, speculative_round
 from looped_spec.runtime.sampler import SamplingMode, SamplingTensors
@@ -53,9 +53,13 @@ class ModelRunner:
         self._tables = torch.zeros(max_num_seqs, width, dtype=torch.int64, device=device)
 
     def write_table(self, row: int, column: int, blocks: Sequence[int]) -> None:
-        """Set block-table entries of `row` from `column` on."""
-        entries = torch.tensor(blocks, dtype=torch.int64)
-        self._tables[row, column : column + len(blocks)] = entries.to(self.device)
+        """Set block-table entries of `row` from `column` on; behind them comes the trash block.
+
+        What a former request left in the row is gone: no table ever names a block of another one.
+        """
+        unused = self._tables.shape[1] - column - len(blocks)
+        entries = torch.tensor([*blocks, *[TRASH_BLOCK] * unused], dtype=torch.int64)
+        self._tables[row, column:] = entries.to(self.device)
 
     @torch.inference_mode()
     def prefill(self, chunks: Sequence[PrefillChunk]) -> list[int | None]:
@@ -132,18 +136,24 @@ class ModelRunner:
     ) -> tuple[PagedRows, SamplingTensors, SamplingMode]:
         """Gather what the rows share; block tables are cut to the blocks that `num_positions`
         reach."""
-        packed = self._int_tensor([[r.row for r in requests], limits, [r.seed for r in requests]])
+        vocab = self.adapter.geometry.vocab_size
+        params = [request.params for request in requests]
+        packed = self._int_tensor(
+            [
+                [request.row for request in requests],
+                limits,
+                [request.seed for request in requests],
+                [min(max(p.top_k, 0), vocab) for p in params],
+            ]
+        )
         width = min(blocks_for(num_positions, self.pool.block_size), self._tables.shape[1])
         tables = self._tables[:, :width].index_select(0, packed[0])
-        params = [request.params for request in requests]
         mode = SamplingMode.of(params)
         floats = torch.tensor(
-            [[float(p.temperature), p.top_p, p.min_p, max(p.top_k, 0)] for p in params],
+            [[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]],
             dtype=torch.float32,
         ).to(self.device)
-        sampling = SamplingTensors(
-            packed[2], floats[:, 0], floats[:, 3].long(), floats[:, 1], floats[:, 2]
-        )
+        sampling = SamplingTensors(packed[2], floats[0], packed[3], floats[1], floats[2])
         return PagedRows(tables, packed[1], packed[2]), sampling, mode
 
     def _int_tensor(self, values: list[list[int]]) -> Tensor:
