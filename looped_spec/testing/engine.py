@@ -31,6 +31,7 @@ def make_engine(
     num_blocks: int | None = None,
     eos_token_ids: Sequence[int] = (),
     seed: int = 0,
+    dtype: torch.dtype = torch.float32,
 ) -> Engine:
     """Return an engine on the CPU in fp32 with a cache of `num_blocks` (default: enough for all
     sequences)."""
@@ -39,7 +40,7 @@ def make_engine(
     if num_blocks is None:
         num_blocks = blocks_for(length, block_size) * max_num_seqs
     device = torch.device("cpu")
-    pool = KVPool(adapter.kv_planes(depth), num_blocks, block_size, torch.float32, device)
+    pool = KVPool(adapter.kv_planes(depth), num_blocks, block_size, dtype, device)
     runner = ModelRunner(
         adapter,
         pool,
