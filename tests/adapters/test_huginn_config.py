@@ -86,7 +86,7 @@ def test_planes_of_a_shallow_run_are_the_first_of_a_deep_run(folder: Any) -> Non
 def test_usual_names_of_other_families_are_not_read() -> None:
     usual = {"num_hidden_layers": 3, "hidden_size": 999, "max_position_embeddings": 7}
     assert sizes_of(read_config(**usual)) == sizes_of(read_config())
-    with pytest.raises(ModelLoadError, match="n_embd must be an integer of at least 1, got None"):
+    with pytest.raises(ModelLoadError, match="n_embd must be a positive integer, got None"):
         sizes_of(read_config(n_embd=None, hidden_size=64))
 
 
@@ -97,9 +97,12 @@ def test_usual_names_of_other_families_are_not_read() -> None:
         ({"n_heads": 64}, "n_embd must be an even multiple of n_heads = 64, got 64"),
         ({"n_layers": 9}, "n_layers must be 8 by the other sizes, got 9"),
         ({"head_dim": 8}, "head_dim must be 16 by the other sizes, got 8"),
-        ({"padded_vocab_size": 100}, "padded_vocab_size must be an integer of at least 128"),
+        (
+            {"padded_vocab_size": 100},
+            "padded_vocab_size must be at least vocab_size = 128, got 100",
+        ),
         ({"norm_eps": math.nan}, "norm_eps must be a positive number, got nan"),
-        ({"n_embd": True}, "n_embd must be an integer of at least 1, got True"),
+        ({"n_embd": True}, "n_embd must be a positive integer, got True"),
     ],
 )
 def test_sizes_that_contradict_each_other_are_refused(
@@ -145,7 +148,9 @@ def test_the_vocabulary_is_padded_as_written_or_to_the_multiple() -> None:
     assert sizes_of(read_config(vocab_size=100)).padded_vocab_size == 128
     rounded = read_config(vocab_size=129, padded_vocab_size=None, padding_multiple=64)
     assert sizes_of(rounded).padded_vocab_size == 192
-    with pytest.raises(ModelLoadError, match="padding_multiple must be an integer"):
+    with pytest.raises(
+        ModelLoadError, match="padding_multiple must be a positive integer, got None"
+    ):
         sizes_of(read_config(padded_vocab_size=None, padding_multiple=None))
 
 

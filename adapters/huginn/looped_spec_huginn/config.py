@@ -13,6 +13,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from looped_spec.errors import ModelLoadError
+from looped_spec.model_config import read_sizes
+
+_SIZES = (
+    "vocab_size",
+    "padded_vocab_size",
+    "n_embd",
+    "n_heads",
+    "n_layers_in_prelude",
+    "n_layers_in_recurrent_block",
+    "n_layers_in_coda",
+    "mean_recurrence",
+    "intermediate_size",
+    "block_size",
+    "rope_base",
+    "norm_eps",
+)
+_REAL_NUMBERS = ("rope_base", "norm_eps")
 
 _ONLY_VALUES = {
     "architecture_class_name": "RecurrentGPT",
@@ -64,30 +81,19 @@ class HuginnConfig:
 
 def read_config(config: Mapping[str, Any]) -> HuginnConfig:
     """Take the sizes from config.json; each must be there, since defaults would hide a mistake."""
-    integers = {
-        name: _positive_int(config, name)
-        for name in (
-            "vocab_size",
-            "n_embd",
-            "n_heads",
-            "n_layers_in_recurrent_block",
-            "mean_recurrence",
-            "intermediate_size",
-            "block_size",
-        )
-    }
-    for name in ("n_layers_in_prelude", "n_layers_in_coda"):
-        integers[name] = _positive_int(config, name, low=0)
-    sizes = HuginnConfig(
-        **integers,
-        padded_vocab_size=_padded_vocab_size(config, integers["vocab_size"]),
-        rope_base=_positive_number(config, "rope_base"),
-        norm_eps=_positive_number(config, "norm_eps"),
+    values = dict(config)
+    if "padded_vocab_size" not in values:
+        padding = read_sizes(values, {name: name for name in ("vocab_size", "padding_multiple")})
+        blocks = -(-padding["vocab_size"] // padding["padding_multiple"])
+        values["padded_vocab_size"] = blocks * padding["padding_multiple"]
+    sizes = read_sizes(values, {name: name for name in _SIZES}, real_numbers=_REAL_NUMBERS)
+    found = HuginnConfig(
+        **sizes,
         qk_bias=_boolean(config, "qk_bias"),
         tie_embeddings=_boolean(config, "tie_embeddings"),
     )
-    _check_consistency(config, sizes)
-    return sizes
+    _check_consistency(config, found)
+    return found
 
 
 def unsupported_reason(config: Mapping[str, Any]) -> str | None:
@@ -131,30 +137,11 @@ def _check_consistency(config: Mapping[str, Any], sizes: HuginnConfig) -> None:
             raise ModelLoadError(
                 f"config.json: {name} must be {expected} by the other sizes, got {config[name]!r}"
             )
-
-
-def _padded_vocab_size(config: Mapping[str, Any], vocab_size: int) -> int:
-    """Return the rows of the embedding: as written, or the vocabulary rounded up to the padding."""
-    if "padded_vocab_size" not in config:
-        multiple = _positive_int(config, "padding_multiple")
-        return -(-vocab_size // multiple) * multiple
-    return _positive_int(config, "padded_vocab_size", low=vocab_size)
-
-
-def _positive_int(config: Mapping[str, Any], name: str, low: int = 1) -> int:
-    value = config.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < low:
+    if sizes.padded_vocab_size < sizes.vocab_size:
         raise ModelLoadError(
-            f"config.json: {name} must be an integer of at least {low}, got {value!r}"
+            f"config.json: padded_vocab_size must be at least vocab_size = {sizes.vocab_size}, "
+            f"got {sizes.padded_vocab_size}"
         )
-    return value
-
-
-def _positive_number(config: Mapping[str, Any], name: str) -> float:
-    value = config.get(name)
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf:
-        return float(value)
-    raise ModelLoadError(f"config.json: {name} must be a positive number, got {value!r}")
 
 
 def _boolean(config: Mapping[str, Any], name: str) -> bool:
