@@ -42,3 +42,13 @@ def reject_unknown(given: Iterable[str], known: Iterable[str], what: str) -> Non
     for name in given:
         if name not in names:
             raise ConfigError(f"unknown {what} '{name}'{closest(name, names)}")
+
+
+def check_int(name: str, value: object, low: int | None = None, high: int | None = None) -> None:
+    """Raise `ConfigError` with name, value and range unless `value` is an integer in it."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ConfigError(f"{name} must be an integer, got {value!r}")
+    below = low is not None and value < low
+    if below or (high is not None and value > high):
+        bound = f"at least {low}" if high is None else f"between {low} and {high}"
+        raise ConfigError(f"{name} must be {bound}, got {value}")

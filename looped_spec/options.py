@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from looped_spec.errors import ConfigError, reject_unknown
+from looped_spec.control.plan import MAX_SPECULATIVE_TOKENS
+from looped_spec.errors import ConfigError, check_int, reject_unknown
 
 
 def _option(default: Any, text: str) -> Any:
@@ -53,24 +54,19 @@ class EngineOptions:
     adapter_options: Mapping[str, Any] | None = _option(None, "options of the model family")
 
     def __post_init__(self) -> None:
-        for name, low in (
-            ("max_num_seqs", 1),
-            ("max_model_len", 2),
-            ("max_num_batched_tokens", 1),
-            ("block_size", 1),
-            ("kv_cache_memory_bytes", 1),
-            ("num_speculative_tokens", 0),
-            ("draft_loops", 1),
-            ("full_loops", 1),
-            ("seed", -(2**63)),
+        for name, low, high in (
+            ("max_num_seqs", 1, None),
+            ("max_model_len", 2, None),
+            ("max_num_batched_tokens", 1, None),
+            ("block_size", 1, None),
+            ("kv_cache_memory_bytes", 1, None),
+            ("num_speculative_tokens", 0, MAX_SPECULATIVE_TOKENS),
+            ("draft_loops", None, None),  # the range depends on the model
+            ("full_loops", None, None),
+            ("seed", -(2**63), 2**63 - 1),
         ):
-            value = getattr(self, name)
-            if value is None and self._default(name) is None:
-                continue
-            if isinstance(value, bool) or not isinstance(value, int):
-                raise ConfigError(f"{name} must be an integer, got {value!r}")
-            if value < low:
-                raise ConfigError(f"{name} must be at least {low}, got {value}")
+            if getattr(self, name) is not None or self._default(name) is not None:
+                check_int(name, getattr(self, name), low, high)
         for name, known in (("policy", ("static",)), ("load_format", ("auto", "dummy"))):
             if getattr(self, name) not in known:
                 raise ConfigError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from looped_spec.errors import ConfigError
+from looped_spec.errors import ConfigError, check_int
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,20 @@ class SamplingParams:
     skip_special_tokens: bool = True
 
     def __post_init__(self) -> None:
-        _check_int("max_tokens", self.max_tokens, 1)
-        _check_int("top_k", self.top_k, -1)
+        check_int("max_tokens", self.max_tokens, 1)
+        check_int("top_k", self.top_k, -1)
         _check_float("temperature", self.temperature, 0.0, math.inf, "at least 0")
         _check_float("top_p", self.top_p, 0.0, 1.0, "in (0, 1]", open_low=True)
         _check_float("min_p", self.min_p, 0.0, 1.0, "in [0, 1]")
         if self.seed is not None:
-            _check_int("seed", self.seed, -(2**63), 2**63 - 1)
+            check_int("seed", self.seed, -(2**63), 2**63 - 1)
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         if any(not isinstance(text, str) or not text for text in stop):
             raise ConfigError(f"stop must be non-empty strings, got {self.stop!r}")
         object.__setattr__(self, "stop", stop)
         token_ids = tuple(self.stop_token_ids or ())
         for token_id in token_ids:
-            _check_int("stop_token_ids", token_id, 0)
+            check_int("stop_token_ids", token_id, 0)
         object.__setattr__(self, "stop_token_ids", token_ids)
 
     @property
@@ -67,14 +67,6 @@ class SamplingParams:
     def filters(self) -> bool:
         """Whether any of top_k, top_p, min_p narrows the choice."""
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
-
-
-def _check_int(name: str, value: object, low: int, high: int | None = None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{name} must be an integer, got {value!r}")
-    if value < low or (high is not None and value > high):
-        bound = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise ConfigError(f"{name} must be {bound}, got {value}")
 
 
 def _check_float(

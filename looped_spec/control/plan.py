@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from looped_spec.errors import ConfigError
 
+MAX_SPECULATIVE_TOKENS = 64
+"""Upper end of K: work grows with it, while the chance of the last draft falls to a K-th power."""
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -20,9 +23,10 @@ class Candidate:
     def check(self, full_loops: int) -> Candidate:
         """Return self if a model run `full_loops` deep can do it; raise `ConfigError` with the
         range if not."""
-        if self.num_speculative_tokens < 0:
+        if not 0 <= self.num_speculative_tokens <= MAX_SPECULATIVE_TOKENS:
             raise ConfigError(
-                f"num_speculative_tokens must be at least 0, got {self.num_speculative_tokens}"
+                f"num_speculative_tokens must be between 0 and {MAX_SPECULATIVE_TOKENS}, "
+                f"got {self.num_speculative_tokens}"
             )
         if self.num_speculative_tokens == 0:
             return Candidate(0, 0)
