@@ -9,6 +9,7 @@ from typing import Any
 from looped_spec.detokenization import IncrementalDetokenizer
 from looped_spec.errors import ConfigError, ModelLoadError
 from looped_spec.model_config import CONFIG_FILE, GENERATION_CONFIG_FILE
+from looped_spec.sentencepiece_files import is_llama_sentencepiece, load_llama_sentencepiece
 
 __all__ = [
     "IncrementalDetokenizer",
@@ -103,10 +104,14 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
     try:
         if is_fast:
             inner = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+        elif is_llama_sentencepiece(folder):
+            inner = load_llama_sentencepiece(folder)
         else:
             inner = AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
+    except ModelLoadError:
+        raise
     except Exception as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelLoadError(
