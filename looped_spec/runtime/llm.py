@@ -66,7 +66,7 @@ class LLM:
         self.full_loops = adapter.geometry.check_full_loops(
             opts.full_loops if opts.full_loops is not None else adapter.geometry.default_full_loops
         )
-        candidate = choose_candidate(opts, adapter, self.full_loops)
+        self._candidate = candidate = choose_candidate(opts, adapter, self.full_loops)
         size = size_cache(opts, adapter, self.full_loops, self.loaded.dtype, self.loaded.device)
         self.max_model_len = size.max_model_len
         logger.info(
@@ -115,11 +115,12 @@ class LLM:
     @property
     def speculation(self) -> Candidate:
         """The (K, d) that the next round runs."""
-        return self.engine.policy.plan(1).candidate
+        return self._candidate
 
     def set_speculation(self, num_speculative_tokens: int, draft_loops: int = 0) -> None:
         """Use another (K, d) from the next round on; moves no tensors and changes no text."""
         candidate = Candidate(num_speculative_tokens, draft_loops).check(self.full_loops)
+        self._candidate = candidate
         self.engine.policy = StaticPolicy(candidate)
 
     def get_tokenizer(self) -> Tokenizer:
