@@ -116,7 +116,14 @@ def test_a_long_file_has_a_reason(texts: dict[str, str]) -> None:
 
 @pytest.mark.parametrize(
     "module",
-    ["looped_spec", "looped_spec.control", "looped_spec.cli.main", "looped_spec_ouro.plugin"],
+    [
+        "looped_spec",
+        "looped_spec.control",
+        "looped_spec.cli.main",
+        "looped_spec_ouro.plugin",
+        "looped_spec_huginn.plugin",
+        "looped_spec_nanbeige.plugin",
+    ],
 )
 def test_a_light_import_loads_no_heavy_library(module: str) -> None:
     heavy = ("torch", "numpy", "transformers", "tokenizers", "safetensors")
