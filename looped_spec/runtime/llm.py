@@ -174,9 +174,14 @@ class LLM:
         messages: Sequence[dict[str, str]],
         sampling_params: SamplingParams | None = None,
         use_tqdm: bool = True,
+        **template_options: Any,
     ) -> list[RequestOutput]:
-        """Answer a conversation, rendered by the model's own chat template."""
-        prompt = self.get_tokenizer().apply_chat_template(list(messages))
+        """Answer a conversation, rendered by the model's own chat template.
+
+        `messages` are mappings with `role` and `content`; `template_options` are variables of the
+        template, such as `enable_thinking`.
+        """
+        prompt = self.get_tokenizer().apply_chat_template(messages, **template_options)
         return self.generate(prompt, sampling_params, use_tqdm)
 
     def stats(self) -> dict[str, Any]:

@@ -86,7 +86,7 @@ def test_an_unsupported_configuration_is_told_verbatim(tmp_path: Path) -> None:
 
 def test_a_config_that_the_adapter_refuses(tmp_path: Path) -> None:
     write_config(tmp_path, vocab_size="big")
-    with pytest.raises(ModelLoadError, match="vocab_size must be a positive number"):
+    with pytest.raises(ModelLoadError, match="vocab_size must be a positive integer"):
         load_adapter(tmp_path, device="cpu")
 
 
