@@ -32,25 +32,23 @@ def main(wheel: str, wheel_from_tree: str, sdist: str) -> None:
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES), tops
     for package, folder in PACKAGES.items():
-        for source in (*folder.rglob("*.py"), folder / "presets"):
-            inside = f"{package}/{source.relative_to(folder).as_posix()}"
-            found = inside in names or any(name.startswith(f"{inside}/") for name in names)
-            assert found or inside == "looped_spec/presets", f"{inside} is not in the wheel"
+        files = [*folder.rglob("*.py"), *folder.glob("presets/*")]
+        inside = {f"{package}/{file.relative_to(folder).as_posix()}" for file in files}
+        assert inside <= set(names), f"not in the wheel: {inside - set(names)}"
     missing = {f"looped_spec_ouro/demo/{name}" for name in DEMO} - set(names)
     assert not missing, f"the demo lacks {missing}"
     with tarfile.open(sdist) as archive:
         members = archive.getmembers()
     assert all(member.isfile() for member in members), "the source distribution holds a link"
-    packed = [member.name for member in members]
+    packed = [member.name.partition("/")[2] for member in members]
     for listing in (names, packed):
         parts = {part for name in listing for part in name.split("/")}
         assert not parts & set(UNWANTED), parts & set(UNWANTED)
-    presets = [name for name in names if name.startswith("looped_spec_ouro/presets/")]
-    for name in presets:
-        copies = [path for path in packed if path.endswith(name.partition("/")[2])]
-        assert len([path for path in copies if "ouro" in path]) == 1, copies
+    presets = [name for name in names if "/presets/" in name]
+    sources = [name for name in packed if "presets" in name.split("/")]
+    assert len(presets) == len(sources), f"wheel {presets}, source distribution {sources}"
     size = Path(wheel).stat().st_size / 2**20
-    print(f"{Path(wheel).name}: {len(names)} files, {size:.1f} MiB, presets: {', '.join(presets)}")
+    print(f"{Path(wheel).name}: {len(names)} files, {size:.1f} MiB, {len(presets)} of them presets")
 
 
 if __name__ == "__main__":
