@@ -151,8 +151,8 @@ class LLM:
         """
         requests = self._submit(prompts, sampling_params)
         with tqdm(total=len(requests), desc="Requests", disable=not use_tqdm) as bar:
-            for finished in self._run(requests):
-                bar.update(sum(request.finish_reason is not None for request in finished))
+            for running in self._run(requests):
+                bar.update(sum(request.finish_reason is not None for request in running))
         return [request.output() for request in requests]
 
     def stream(
@@ -164,10 +164,12 @@ class LLM:
         rest."""
         requests = self._submit(prompts, sampling_params)
         index = {request.request_id: number for number, request in enumerate(requests)}
-        for touched in self._run(requests):
-            for request in touched:
+        for running in self._run(requests):
+            for request in running:
                 text, tokens = request.take_new()
-                yield StreamChunk(index[request.request_id], text, tokens, request.finish_reason)
+                if tokens:
+                    number = index[request.request_id]
+                    yield StreamChunk(number, text, tokens, request.finish_reason)
 
     def chat(
         self,
@@ -199,14 +201,19 @@ class LLM:
         }
 
     def _run(self, requests: Sequence[Request]) -> Iterator[list[Request]]:
-        """Step until `requests` are finished; on any failure or Ctrl-C abort what is left of
-        them."""
-        open_ids = {request.request_id for request in requests}
+        """Step until `requests` are finished, and yield those that were not before each step.
+
+        On any failure or Ctrl-C what is left of them is aborted. Another call that runs meanwhile
+        (two streams read in turn) may have stepped for these requests already.
+        """
+        running = list(requests)
         try:
-            while open_ids:
-                touched = self.engine.step()
-                open_ids -= {r.request_id for r in touched if r.finish_reason is not None}
-                yield touched
+            while running:
+                if all(request.finish_reason is None for request in running):
+                    self.engine.step()
+                unfinished = [request for request in running if request.finish_reason is None]
+                yield running
+                running = unfinished
         finally:
             for request in requests:
                 if request.finish_reason is None:

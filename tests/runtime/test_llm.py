@@ -1,0 +1,215 @@
+"""`LLM` as its users meet it: prompts, options, streams, and errors that come before any work."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from looped_spec import LLM, SamplingParams
+from looped_spec.errors import CapacityError, ConfigError
+from looped_spec.runtime.outputs import StreamChunk
+
+FOLDER = str(Path(__file__).parent.parent / "golden" / "ouro-b")
+GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
+
+
+def make(**options: Any) -> LLM:
+    """A tiny model with two drafts a round."""
+    return LLM(FOLDER, **{"num_speculative_tokens": 2, "draft_loops": 1, **options})
+
+
+@pytest.fixture(scope="module")
+def llm() -> LLM:
+    """One model for tests that leave it as it was."""
+    return make()
+
+
+def texts(llm: LLM, prompts: Any, params: Any = GREEDY) -> list[list[int]]:
+    """The tokens that come of each prompt."""
+    outputs = llm.generate(prompts, params, use_tqdm=False)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+def assert_idle(llm: LLM) -> None:
+    """Nothing runs and all memory is free."""
+    stats = llm.stats()
+    assert not llm.engine.has_work
+    assert stats["num_free_blocks"] == stats["num_blocks"]
+
+
+def test_one_list_of_tokens_is_one_prompt(llm: LLM) -> None:
+    assert texts(llm, [3, 4, 5]) == texts(llm, [[3, 4, 5]])
+    assert len(texts(llm, [[3, 4, 5], [6]])) == 2
+
+
+def test_no_prompts_give_no_results(llm: LLM) -> None:
+    assert llm.generate([], GREEDY, use_tqdm=False) == []
+
+
+def test_results_carry_prompt_tokens_reason_and_counts(llm: LLM) -> None:
+    output = llm.generate([3, 4, 5], GREEDY, use_tqdm=False)[0]
+    assert output.prompt_token_ids == [3, 4, 5]
+    assert output.finished
+    assert len(output.outputs[0].token_ids) == 8
+    assert output.outputs[0].finish_reason == "length"
+    metrics = output.metrics
+    # The prompt gives the first token; each round then its accepted drafts and one more.
+    assert metrics.num_rounds + metrics.num_accepted_tokens == 7
+    assert metrics.draft_acceptance_rate is not None
+
+
+@pytest.mark.parametrize(
+    ("prompts", "params", "message"),
+    [
+        ([[]], GREEDY, "prompt 0 is empty"),
+        ([[3], []], GREEDY, "prompt 1 is empty"),
+        ([[3], [97]], GREEDY, "prompt 1: token id must be between 0 and 96, got 97"),
+        ([[-1]], GREEDY, "between 0 and 96, got -1"),
+        ([3.5], GREEDY, "prompt 0 must be a text or a list of token ids, got float"),
+        ([[True]], GREEDY, "prompt 0 must be a text or a list of token ids, got list"),
+        ([None], GREEDY, "got NoneType"),
+        ([[3], [4]], [GREEDY], "one per prompt: got 1 for 2 prompts"),
+        ("a text", GREEDY, "has no tokenizer files"),
+        ([[3]], SamplingParams(stop="x"), "stop strings need a tokenizer"),
+    ],
+)
+def test_a_wrong_call_is_refused_and_runs_nothing(
+    llm: LLM, prompts: Any, params: Any, message: str
+) -> None:
+    before = llm.stats()["num_rounds"]
+    with pytest.raises(ConfigError, match=message):
+        llm.generate(prompts, params, use_tqdm=False)
+    assert llm.stats()["num_rounds"] == before
+    assert_idle(llm)
+
+
+def test_a_prompt_longer_than_the_model_is_refused_with_the_numbers() -> None:
+    llm = make(max_model_len=10)
+    with pytest.raises(CapacityError, match=r"prompt of 10 tokens .* max_model_len is 10"):
+        llm.generate([[3], [3] * 10], GREEDY, use_tqdm=False)
+    assert_idle(llm)
+    output = llm.generate([[3] * 9], GREEDY, use_tqdm=False)[0].outputs[0]
+    assert (len(output.token_ids), output.finish_reason) == (1, "length")
+
+
+def test_a_cache_too_small_for_the_length_asked_for_is_refused_with_the_numbers() -> None:
+    with pytest.raises(CapacityError, match=r"has 20000 bytes, which hold \d+ tokens .* 200 needs"):
+        make(max_model_len=200, kv_cache_memory_bytes=20000)
+
+
+def test_without_a_length_asked_for_the_cache_decides_it(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="looped_spec"):
+        llm = make(kv_cache_memory_bytes=200_000)
+    assert llm.max_model_len < 256
+    assert f"max_model_len is {llm.max_model_len} tokens" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"drft_loops": 2}, r"unknown option 'drft_loops' \(did you mean 'draft_loops'\?\)"),
+        ({"draft_loops": 4}, "between 1 and full_loops - 1 = 3, got 4"),
+        ({"draft_loops": 0}, "between 1 and full_loops - 1 = 3, got 0"),
+        ({"num_speculative_tokens": 65}, "between 0 and 64, got 65"),
+        ({"num_speculative_tokens": 2.0}, "must be an integer, got 2.0"),
+        ({"num_speculative_tokens": None}, "draft_loops needs num_speculative_tokens"),
+        ({"full_loops": 5}, "full_loops must be between 1 and 4"),
+        ({"full_loops": 1}, "full_loops of at least 2"),
+        ({"policy": "greedy"}, "policy must be one of static"),
+        ({"attention_backend": "sdp"}, r"one of auto, sdpa, got 'sdp' \(did you mean 'sdpa'"),
+        ({"max_model_len": 1000}, "at most 256"),
+        ({"block_size": 0}, "block_size must be at least 1, got 0"),
+        ({"max_num_seqs": True}, "max_num_seqs must be an integer, got True"),
+    ],
+)
+def test_a_wrong_option_is_refused_with_name_and_range(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make(**options)
+
+
+def test_the_signature_lists_every_option_with_its_default() -> None:
+    parameters = inspect.signature(LLM).parameters
+    assert next(iter(parameters)) == "model"
+    assert parameters["block_size"].default == 16
+    assert parameters["device"].default == "auto"
+
+
+def test_left_out_k_and_d_are_what_the_family_suggests_within_the_depth() -> None:
+    assert LLM(FOLDER).speculation == LLM(FOLDER, num_speculative_tokens=2).speculation
+    shallow = LLM(FOLDER, full_loops=2).speculation
+    assert (shallow.num_speculative_tokens, shallow.draft_loops) == (2, 1)
+    assert LLM(FOLDER, full_loops=1).speculation.num_speculative_tokens == 0
+
+
+def test_switching_speculation_changes_no_text(llm: LLM) -> None:
+    expected = texts(llm, [[3, 4, 5], [6]])
+    for k, d in ((0, 0), (4, 2), (1, 3)):
+        llm.set_speculation(k, d)
+        assert texts(llm, [[3, 4, 5], [6]]) == expected
+    llm.set_speculation(2, 1)
+    with pytest.raises(ConfigError, match="between 1 and full_loops - 1 = 3, got 4"):
+        llm.set_speculation(2, 4)
+    assert llm.speculation.draft_loops == 1
+
+
+def test_requests_without_a_seed_differ_and_repeat_with_the_engines_seed() -> None:
+    params = SamplingParams(max_tokens=12, ignore_eos=True)
+    first = texts(make(seed=5), [[3], [3]], params)
+    assert first[0] != first[1]
+    assert texts(make(seed=5), [[3], [3]], params) == first
+    assert texts(make(seed=6), [[3], [3]], params) != first
+
+
+def collect(chunks: list[StreamChunk], index: int) -> list[int]:
+    """The tokens of one prompt's chunks."""
+    return [token for chunk in chunks if chunk.index == index for token in chunk.token_ids]
+
+
+def test_a_stream_gives_the_same_tokens_in_order_with_one_end_each(llm: LLM) -> None:
+    prompts = [[3, 4, 5], [6], [7, 8]]
+    chunks = list(llm.stream(prompts, GREEDY))
+    assert [collect(chunks, i) for i in range(3)] == texts(llm, prompts)
+    ends = [chunk.index for chunk in chunks if chunk.finish_reason is not None]
+    assert sorted(ends) == [0, 1, 2]
+
+
+def test_two_streams_read_in_turn_both_come_to_their_end(llm: LLM) -> None:
+    one, other = llm.stream([[3, 4, 5]], GREEDY), llm.stream([[6], [7]], GREEDY)
+    first, second = [next(one)], [next(other)]
+    second += list(other)
+    first += list(one)
+    assert collect(first, 0) == texts(llm, [[3, 4, 5]])[0]
+    assert [collect(second, i) for i in range(2)] == texts(llm, [[6], [7]])
+    assert_idle(llm)
+
+
+def test_closing_a_stream_frees_what_it_held(llm: LLM) -> None:
+    stream = llm.stream([[3, 4, 5], [6]], GREEDY)
+    next(stream)
+    assert llm.engine.has_work
+    stream.close()
+    assert_idle(llm)
+
+
+def test_a_failure_in_the_model_frees_everything_and_the_next_call_works(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    llm = make()
+    expected = texts(llm, [[3, 4, 5]])
+    adapter = llm.loaded.adapter
+    with monkeypatch.context() as patch:
+
+        def fail(*_: Any) -> Any:
+            raise RuntimeError("device lost")
+
+        patch.setattr(adapter, "loop", fail)
+        with pytest.raises(RuntimeError, match="device lost"):
+            llm.generate([[3, 4, 5], [6]], GREEDY, use_tqdm=False)
+    assert_idle(llm)
+    assert texts(llm, [[3, 4, 5]]) == expected
