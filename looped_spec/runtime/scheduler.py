@@ -80,7 +80,6 @@ class Scheduler:
         less than a block, so that a full decode batch cannot starve newcomers.
         """
         step = Schedule()
-        preemptions = self.num_preemptions
         self._schedule_decode(step, num_speculative_tokens)
         rows = num_speculative_tokens + 1
         least = min(self.block_size, self.max_num_batched_tokens)
@@ -88,8 +87,7 @@ class Scheduler:
         for request in self.running:
             if request.status is Status.PREFILLING:
                 budget = self._add_chunk(step, request, budget)
-        if self.num_preemptions == preemptions:  # else the victim would take back what it gave
-            self._admit(step, budget, num_speculative_tokens)
+        self._admit(step, budget, num_speculative_tokens)
         return step
 
     def finish(self, request: Request) -> None:
@@ -117,7 +115,8 @@ class Scheduler:
     def _admit(self, step: Schedule, budget: int, num_speculative_tokens: int) -> None:
         while self.waiting and self._free_rows and budget > 0:
             request = self.waiting[0]
-            # With room for its first round too, or it would be preempted for want of it at once.
+            # With room for its first round too: it would be preempted at once for want of it, and
+            # a victim would take back the memory that it has just given.
             tokens = min(request.num_tokens + 1 + num_speculative_tokens, request.max_cached_tokens)
             if blocks_for(tokens, self.block_size) > self.allocator.num_free:
                 return

@@ -190,7 +190,7 @@ def test_a_candidate_out_of_range_is_refused_with_the_range() -> None:
     for d in (0, 4, 5, -1):
         with pytest.raises(ConfigError, match=f"between 1 and full_loops - 1 = 3, got {d}"):
             Candidate(2, d).check(4)
-    with pytest.raises(ConfigError, match="at least 0, got -1"):
+    with pytest.raises(ConfigError, match="between 0 and 64, got -1"):
         Candidate(-1, 1).check(4)
     with pytest.raises(ConfigError, match="full_loops of at least 2"):
         Candidate(1, 1).check(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -22,8 +23,10 @@ from toys import (
 
 from looped_spec.adapter import LoopState, StageContext
 from looped_spec.control.plan import Candidate
+from looped_spec.runtime import runner
 from looped_spec.runtime.engine import Engine
 from looped_spec.runtime.request import Request
+from looped_spec.runtime.round import RoundOutput, speculative_round
 from looped_spec.sampling_params import SamplingParams
 from looped_spec.testing.engine import make_engine
 
@@ -138,6 +141,33 @@ def test_each_rejection_position_and_the_bonus_commit_the_right_frontier(
     adapter.script = {}
     run_to_end(engine)
     assert request.output_token_ids == want
+
+
+@pytest.mark.parametrize("right", range(4))
+@pytest.mark.parametrize("k", [0, 3])
+def test_a_round_says_where_the_next_one_starts(
+    right: int, k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outputs: list[RoundOutput] = []
+
+    def keep(*args: Any, **kwargs: Any) -> RoundOutput:
+        outputs.append(speculative_round(*args, **kwargs))
+        return outputs[-1]
+
+    monkeypatch.setattr(runner, "speculative_round", keep)
+    adapter = like(ScriptedToy)
+    adapter.script = script(right, k)
+    engine, request = after_prefill(adapter, k, 2 if k else 0)
+    engine.step()
+    [out] = outputs
+    accepted = min(right, k)
+    assert out.accepted.tolist() == [accepted]
+    assert out.next_token.tolist() == [oracle_text(PROMPT, LONG)[accepted + 1]]
+    assert out.next_position.tolist() == [len(PROMPT) + accepted + 1]
+    assert (request.last_token, request.num_tokens - 1) == (
+        out.next_token.item(),
+        out.next_position.item(),
+    )
 
 
 @pytest.mark.parametrize("right", range(5))

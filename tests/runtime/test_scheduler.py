@@ -177,16 +177,15 @@ def test_what_a_preemption_freed_is_not_given_back_in_the_same_step() -> None:
     assert all(len(request.output_token_ids) == 9 for request in requests)
 
 
-def test_a_request_is_admitted_with_room_for_its_first_round() -> None:
-    for k in (0, 3, 8):
-        engine, _ = fake_engine(num_blocks=7, k=k)
-        first = engine.add_request([1] * 11, params(14))
-        engine.step()
-        second = engine.add_request([1] * 8, params(12))
-        while first.finish_reason is None:
-            engine.step()
-        assert second.metrics.num_preemptions <= 1
-        run_to_end(engine)
+@pytest.mark.parametrize("k", [0, 3])
+def test_a_request_waits_until_there_is_room_for_its_first_round(k: int) -> None:
+    engine, _ = fake_engine(num_blocks=3, k=k)
+    first = engine.add_request([1] * 4, params(9))
+    second = engine.add_request([1] * 8, params(4))  # its prompt alone would fit beside the first
+    engine.step()
+    assert (first.status, second.status) == (Status.DECODING, Status.WAITING)
+    run_to_end(engine)
+    assert engine.scheduler.num_preemptions == 0
 
 
 @pytest.mark.parametrize("max_num_batched_tokens", [1, 3, 8, 40])
