@@ -41,7 +41,7 @@ lint: $(STAMP)  ## ruff, mypy and the import contracts
 	$(BIN)/python -m ruff check .
 	$(BIN)/python -m ruff format --check .
 	$(BIN)/python -m mypy
-	$(BIN)/python -m mypy benchmarks
+	$(BIN)/python -m mypy benchmarks .ci
 	$(BIN)/lint-imports --no-logo --no-cache
 
 bench: $(STAMP)  ## measure the bundled model over draft lengths and depths, about 5 minutes
