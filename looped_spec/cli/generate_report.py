@@ -63,7 +63,7 @@ def comparison_table(result: Comparison) -> str:
     count = len(plain.outputs)
     return (
         plain_table(("", "plain", f"K={k} d={d} D={result.full_loops}"), rows)
-        + f"\n\nTimed: whole calls with {count} prompt{'s' * (count != 1)} in one batch, from text "
+        + f"\n\nTimed: whole calls with {count} prompt{'s' * (count != 1)} in one call, from text "
         f"to text (prefill included);\n{len(plain.runs)} of each in turn, after an untimed warm-up "
         "of each.\nIdeal model: D (1 + K alpha) / (D + d K), alpha the draft acceptance rate.\n"
     )
