@@ -37,12 +37,31 @@ class KVPlane:
 
     `kind` decides what speculation may reuse: `prelude` and `loop` planes written while drafting
     are kept, a `readout` plane depends on the depth it was read at and is written again by
-    verification.
+    verification. A `loop` plane says which loop (0-based) writes it, and `layer` tells the planes
+    of one loop apart: a token that leaves early stands in for itself in the planes of the same
+    layer at deeper loops.
     """
 
     kind: PlaneKind
     num_kv_heads: int
     head_dim: int
+    loop: int | None = None
+    layer: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.kind == "loop") != (self.loop is not None):
+            raise ConfigError(f"a plane of kind '{self.kind}' cannot have loop={self.loop}")
+
+
+def loop_planes(
+    full_loops: int, num_layers: int, num_kv_heads: int, head_dim: int
+) -> tuple[KVPlane, ...]:
+    """Return a plane for each (loop, layer), all layers of a loop before those of the next."""
+    return tuple(
+        KVPlane("loop", num_kv_heads, head_dim, loop, layer)
+        for loop in range(full_loops)
+        for layer in range(num_layers)
+    )
 
 
 @dataclass(frozen=True)
@@ -70,10 +89,12 @@ class LoopGeometry:
 @dataclass(frozen=True)
 class ExitCriterion:
     """A way to tell that a token needs no more loops: its name and the official default
-    threshold."""
+    threshold. With `monotone` its score never falls from one loop to the next, as a cumulative
+    probability does not."""
 
     name: str
     default_threshold: float
+    monotone: bool = False
 
 
 @dataclass(frozen=True)

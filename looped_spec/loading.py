@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -63,11 +63,13 @@ def load_adapter(
     seed: int = 0,
     revision: str | None = None,
     plugins: PluginManager | None = None,
+    check: Callable[[ModelAdapter], object] | None = None,
 ) -> LoadedModel:
     """Load `model` (see `resolve_model_source`), for "dummy" with random weights.
 
-    Everything that can be wrong is checked before weights are allocated, cheap things first. `seed`
-    is that of the dummy weights. `plugins` are by default those of the environment.
+    Everything that can be wrong is checked before weights are allocated, cheap things first; so
+    does `check`, which gets the adapter without weights and raises to refuse it. `seed` is that of
+    the dummy weights. `plugins` are by default those of the environment.
     """
     if load_format not in LOAD_FORMATS:
         hint = closest(load_format, LOAD_FORMATS)
@@ -80,6 +82,8 @@ def load_adapter(
     generation_config = read_generation_config(source.folder)
     chosen_dtype = choose_dtype(dtype, config, chosen_device)
     adapter = build_adapter(config, source.name, manager, adapter_options or {})
+    if check is not None:
+        check(adapter)
     if load_format == "dummy":
         init_dummy_weights(adapter, chosen_device, chosen_dtype, seed)
     else:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from looped_spec.control.plan import MAX_SPECULATIVE_TOKENS
-from looped_spec.errors import ConfigError, check_int, reject_unknown
+from looped_spec.errors import ConfigError, UnsupportedError, check_int, reject_unknown
 
 
 def _option(default: Any, text: str) -> Any:
@@ -36,6 +37,16 @@ class EngineOptions:
     full_loops: int | None = _option(
         None, "D, loops of the target for every token; default: the depth the model was trained for"
     )
+    exit_threshold: float | None = _option(
+        None,
+        "early exit: a token takes no further loop once its score reaches this; the scale is that "
+        "of the criterion; not together with speculation",
+    )
+    exit_criterion: str | None = _option(
+        None, "early exit: the model family's score to use; default: its first"
+    )
+    min_loops: int | None = _option(None, "early exit: least loops per token; default: 1")
+    max_loops: int | None = _option(None, "early exit: most loops per token; default: full_loops")
     policy: str = _option("static", "who chooses (K, d): static keeps the one given")
     max_num_seqs: int = _option(32, "most requests that run at once")
     max_model_len: int | None = _option(
@@ -63,6 +74,8 @@ class EngineOptions:
             ("num_speculative_tokens", 0, MAX_SPECULATIVE_TOKENS),
             ("draft_loops", None, None),  # the range depends on the model
             ("full_loops", None, None),
+            ("min_loops", None, None),
+            ("max_loops", None, None),
             ("seed", -(2**63), 2**63 - 1),
         ):
             if getattr(self, name) is not None or self._default(name) is not None:
@@ -74,6 +87,32 @@ class EngineOptions:
                 )
         if self.draft_loops is not None and self.num_speculative_tokens is None:
             raise ConfigError("draft_loops needs num_speculative_tokens: how many tokens to draft")
+        self._check_early_exit()
+
+    @property
+    def early_exit(self) -> bool:
+        """Whether tokens may leave before full depth."""
+        return self.exit_threshold is not None or self.exit_criterion is not None
+
+    def _check_early_exit(self) -> None:
+        threshold = self.exit_threshold
+        if threshold is not None and (
+            isinstance(threshold, bool)
+            or not isinstance(threshold, int | float)
+            or not math.isfinite(threshold)
+        ):
+            raise ConfigError(f"exit_threshold must be a finite number, got {threshold!r}")
+        if not self.early_exit and (self.min_loops is not None or self.max_loops is not None):
+            raise ConfigError(
+                "min_loops and max_loops belong to early exit: give exit_threshold too, or "
+                "full_loops to run every token less deep"
+            )
+        if self.early_exit and self.num_speculative_tokens:
+            raise UnsupportedError(
+                "early exit cannot be combined with speculation: a draft is checked by all loops "
+                "of every token, which is what early exit leaves out; set num_speculative_tokens "
+                "to 0 or leave out exit_threshold and exit_criterion"
+            )
 
     @classmethod
     def from_kwargs(cls, options: Mapping[str, Any]) -> EngineOptions:

@@ -12,11 +12,15 @@ from looped_spec.errors import ConfigError
 from looped_spec.options import EngineOptions
 
 _CONVERTERS = {"int": int, "float": float, "str": str}
-_SPECULATION = ("num_speculative_tokens", "draft_loops", "full_loops", "policy")
 _SPECULATION_TEXT = """\
 A looped model runs its block D times (full loops) for every token. Speculation drafts
 K tokens with only d loops each, then checks them all in one pass of the other D - d
 loops. It pays where drafts are mostly accepted; the text is that of plain decoding."""
+_EARLY_EXIT_TEXT = """\
+Without speculation, a token may stop before full depth where the model says that it is
+ready. That is cheaper and changes the text; --exit-threshold turns it on."""
+_SPECULATION = ("num_speculative_tokens", "draft_loops", "full_loops", "policy")
+_EARLY_EXIT = ("exit_threshold", "exit_criterion", "min_loops", "max_loops")
 
 
 def add_engine_flags(parser: argparse.ArgumentParser, **help_texts: str) -> None:
@@ -25,11 +29,14 @@ def add_engine_flags(parser: argparse.ArgumentParser, **help_texts: str) -> None
     An option left out on the command line has the default of its field.
     """
     speculation = parser.add_argument_group("speculation", _SPECULATION_TEXT)
+    early_exit = parser.add_argument_group("early exit", _EARLY_EXIT_TEXT)
     engine = parser.add_argument_group("model and engine")
     texts = EngineOptions.help_texts() | help_texts
     fields = {field.name: field for field in dataclasses.fields(EngineOptions)}
-    for name in (*_SPECULATION, *(name for name in fields if name not in _SPECULATION)):
-        group = speculation if name in _SPECULATION else engine
+    grouped = [(speculation, name) for name in _SPECULATION]
+    grouped += [(early_exit, name) for name in _EARLY_EXIT]
+    grouped += [(engine, name) for name in fields if name not in (*_SPECULATION, *_EARLY_EXIT)]
+    for group, name in grouped:
         if name == "adapter_options":
             group.add_argument(
                 "--adapter-option",

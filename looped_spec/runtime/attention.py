@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +49,10 @@ class AttentionBackend(ABC):
         """Return what `prepare` would give for row `index` of each request alone."""
 
     @abstractmethod
+    def select(self, prepared: Any, requests: Tensor) -> Any:
+        """Return what `prepare` would give for some of the requests ([N] int64) alone."""
+
+    @abstractmethod
     def attend(
         self, q: Tensor, k_pages: Tensor, v_pages: Tensor, prepared: Any, scale: float | None
     ) -> Tensor:
@@ -74,6 +79,11 @@ class SdpaBackend(AttentionBackend):
         """Keep the table and one row of the mask."""
         table, mask = prepared
         return table, mask[:, :, index : index + 1]
+
+    def select(self, prepared: Any, requests: Tensor) -> tuple[Tensor, Tensor]:
+        """Keep the tables and masks of some requests."""
+        table, mask = prepared
+        return table.view(mask.shape[0], -1)[requests].reshape(-1), mask[requests]
 
     def attend(
         self, q: Tensor, k_pages: Tensor, v_pages: Tensor, prepared: Any, scale: float | None
@@ -133,21 +143,29 @@ class PagedContext:
         self._slots = _slots(positions, rows, pool.block_size)
         self._per_row: dict[str, tuple[Tensor, ...]] = {}
         self._whole: PagedContext | None = None
-        self._index = 0
+        self._narrow: Callable[[Tensor], Tensor] = _all_rows
 
     def column(self, index: int, total_loops: int) -> PagedContext:
         """Return the context of row `index` of each request alone, for a run `total_loops` deep.
 
         It shares all that was computed for the whole, and costs a few views.
         """
-        part = copy.copy(self)
-        part.positions = self.positions[:, index : index + 1]
+        part = self._part(lambda tensor: tensor[:, index : index + 1])
         part.total_loops = total_loops
         part._prepared = self._backend.column(self._prepared, index)
-        part._slots = self._slots[:, index : index + 1]
-        part._per_row = {}
-        part._whole, part._index = self, index
         return part
+
+    def select(self, requests: Tensor) -> PagedContext:
+        """Return the context of some of the requests ([N] int64)."""
+        part = self._part(lambda tensor: tensor[requests])
+        part.seeds = self.seeds[requests]
+        part._prepared = self._backend.select(self._prepared, requests)
+        return part
+
+    @property
+    def slots(self) -> Tensor:
+        """Where the rows write: flat slots, [B, T] int64."""
+        return self._slots
 
     def per_row(self, name: str, compute: PerRow) -> tuple[Tensor, ...]:
         """Compute once for the whole and take this part; see `StageContext.per_row`."""
@@ -155,10 +173,17 @@ class PagedContext:
             if self._whole is None:
                 tensors = compute(self.positions, self.seeds)
             else:
-                part = slice(self._index, self._index + 1)
-                tensors = tuple(t[:, part] for t in self._whole.per_row(name, compute))
+                tensors = tuple(map(self._narrow, self._whole.per_row(name, compute)))
             self._per_row[name] = tensors
         return self._per_row[name]
+
+    def _part(self, narrow: Callable[[Tensor], Tensor]) -> PagedContext:
+        """Return a context of some rows; `narrow` takes their part of any tensor [B, T, ...]."""
+        part = copy.copy(self)
+        part.positions, part._slots = narrow(self.positions), narrow(self._slots)
+        part._per_row = {}
+        part._whole, part._narrow = self, narrow
+        return part
 
     def attend(
         self, plane: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None
@@ -173,6 +198,10 @@ class PagedContext:
             return hidden
         batch = torch.arange(hidden.shape[0], device=hidden.device)
         return hidden[batch, self._last_rows].unsqueeze(1)
+
+
+def _all_rows(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def _slots(positions: Tensor, rows: PagedRows, block_size: int) -> Tensor:

@@ -110,6 +110,8 @@ class Engine:
         schedule = self.scheduler.schedule(plan.candidate.num_speculative_tokens if plan else 0)
         for request, column, blocks in schedule.new_blocks:
             self.runner.write_table(request.row, column, blocks)
+        for request in schedule.restored:
+            self.runner.restore_cache(request)
         touched = self._prefill(schedule.prefill) if schedule.prefill else []
         if plan and schedule.decode:
             self._round(schedule.decode, plan)
@@ -132,7 +134,9 @@ class Engine:
         seconds = time.perf_counter() - start
         k = plan.candidate.num_speculative_tokens
         proposed_counts, accepted_counts = [], []
-        for request, tokens, accepted in zip(requests, result.tokens, result.accepted, strict=True):
+        for request, tokens, accepted, work in zip(
+            requests, result.tokens, result.accepted, result.loop_rows, strict=True
+        ):
             # Only drafts that a limit leaves room for count; the last token of a request is no
             # draft's due.
             room = min(k, request.remaining_tokens - 1)
@@ -142,8 +146,8 @@ class Engine:
                 # Drafts behind the end of a request are neither good nor bad.
                 room = min(room, taken)
             accepted = min(accepted, room)
-            request.metrics.add_round(room, accepted)
-            self.metrics.add_round(room, accepted)
+            request.metrics.add_round(room, accepted, work)
+            self.metrics.add_round(room, accepted, work)
             proposed_counts.append(room)
             accepted_counts.append(accepted)
         self.decode_seconds += seconds

@@ -72,6 +72,24 @@ class KVPool:
             flat = pool.view(-1, pool.shape[2], pool.shape[3])
             flat.index_copy_(0, slots, rows.reshape(-1, pool.shape[2], pool.shape[3]))
 
+    def copy(self, source: int, target: int, slots: Tensor) -> None:
+        """Copy the keys and values at `slots` ([N] int64) of one plane to another of its shape."""
+        for rows, pool in zip(self.planes[source], self.planes[target], strict=True):
+            flat = rows.view(-1, rows.shape[2], rows.shape[3])
+            pool.view(-1, pool.shape[2], pool.shape[3]).index_copy_(0, slots, flat[slots])
+
+    def save(self, blocks: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """Return the contents of `blocks` in every plane, on the host."""
+        index = torch.tensor(blocks, dtype=torch.int64)
+        return [(k[index.to(k.device)].cpu(), v[index.to(v.device)].cpu()) for k, v in self.planes]
+
+    def restore(self, blocks: Sequence[int], saved: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Put back what `save` returned, into other blocks."""
+        index = torch.tensor(blocks, dtype=torch.int64)
+        for pair, contents in zip(self.planes, saved, strict=True):
+            for pool, content in zip(pair, contents, strict=True):
+                pool[index.to(pool.device)] = content.to(pool.device)
+
 
 def bytes_per_block(planes: Sequence[KVPlane], block_size: int, dtype: torch.dtype) -> int:
     """Return the bytes that one block takes over all planes, keys and values."""

@@ -11,7 +11,7 @@ from tqdm.auto import tqdm
 
 from looped_spec.control.plan import Candidate
 from looped_spec.control.static import StaticPolicy
-from looped_spec.errors import ConfigError
+from looped_spec.errors import ConfigError, UnsupportedError
 from looped_spec.loading import load_adapter
 from looped_spec.options import EngineOptions
 from looped_spec.runtime.attention import make_backend
@@ -19,9 +19,10 @@ from looped_spec.runtime.engine import Engine
 from looped_spec.runtime.kv_cache import KVPool
 from looped_spec.runtime.outputs import RequestOutput, StreamChunk
 from looped_spec.runtime.request import Request
+from looped_spec.runtime.run_plan import RunPlan, plan_run
 from looped_spec.runtime.runner import ModelRunner
 from looped_spec.runtime.scheduler import Scheduler
-from looped_spec.runtime.sizing import choose_candidate, size_cache
+from looped_spec.runtime.sizing import size_cache
 from looped_spec.sampling_params import SamplingParams
 from looped_spec.tokenization import (
     IncrementalDetokenizer,
@@ -61,24 +62,21 @@ class LLM:
             adapter_options=opts.adapter_options,
             seed=opts.seed,
             revision=opts.revision,
+            check=lambda adapter: plan_run(opts, adapter),
         )
         adapter = self.loaded.adapter
-        self.full_loops = adapter.geometry.check_full_loops(
-            opts.full_loops if opts.full_loops is not None else adapter.geometry.default_full_loops
-        )
-        self._candidate = candidate = choose_candidate(opts, adapter, self.full_loops)
+        plan = plan_run(opts, adapter)
+        self.full_loops, self._candidate = plan.full_loops, plan.candidate
         size = size_cache(opts, adapter, self.full_loops, self.loaded.dtype, self.loaded.device)
         self.max_model_len = size.max_model_len
         logger.info(
-            "%s: %d loops, cache of %d tokens in %d blocks (%.0f MiB), speculation %s",
+            "%s: %d loops, cache of %d tokens in %d blocks (%.0f MiB), %s",
             self.loaded.name,
             self.full_loops,
             size.num_blocks * opts.block_size,
             size.num_blocks,
             size.num_bytes / 2**20,
-            f"K={candidate.num_speculative_tokens} d={candidate.draft_loops}"
-            if candidate.num_speculative_tokens
-            else "off",
+            _how(plan),
         )
         pool = KVPool(
             adapter.kv_planes(self.full_loops),
@@ -95,15 +93,21 @@ class LLM:
             max_num_seqs=opts.max_num_seqs,
             max_model_len=self.max_model_len,
             device=self.loaded.device,
+            exit_rule=plan.exit_rule,
         )
         scheduler = Scheduler(
-            size.num_blocks, opts.block_size, opts.max_num_seqs, opts.max_num_batched_tokens
+            size.num_blocks,
+            opts.block_size,
+            opts.max_num_seqs,
+            opts.max_num_batched_tokens,
+            # Computing a prompt again at full depth would undo the exits of the tokens behind it.
+            save_cache=runner.save_cache if plan.exit_rule else None,
         )
         self._tokenizer = load_tokenizer(self.loaded.folder)
         self.engine = Engine(
             runner,
             scheduler,
-            StaticPolicy(candidate),
+            StaticPolicy(plan.candidate),
             max_model_len=self.max_model_len,
             eos_token_ids={
                 *stop_token_ids(self.loaded.config, self.loaded.generation_config, self._tokenizer),
@@ -119,6 +123,8 @@ class LLM:
 
     def set_speculation(self, num_speculative_tokens: int, draft_loops: int = 0) -> None:
         """Use another (K, d) from the next round on; moves no tensors and changes no text."""
+        if num_speculative_tokens and self.options.early_exit:
+            raise UnsupportedError("early exit cannot be combined with speculation")
         candidate = Candidate(num_speculative_tokens, draft_loops).check(self.full_loops)
         self._candidate = candidate
         self.engine.policy = StaticPolicy(candidate)
@@ -191,6 +197,8 @@ class LLM:
         metrics, scheduler = self.engine.metrics, self.engine.scheduler
         return {
             "num_rounds": metrics.num_rounds,
+            "num_loop_rows": metrics.num_loop_rows,
+            "loops_per_round": metrics.loops_per_round,
             "num_draft_tokens": metrics.num_draft_tokens,
             "num_accepted_tokens": metrics.num_accepted_tokens,
             "draft_acceptance_rate": metrics.draft_acceptance_rate,
@@ -272,6 +280,14 @@ class LLM:
                     f"got {token_id}"
                 )
         return token_ids
+
+
+def _how(plan: RunPlan) -> str:
+    if plan.exit_rule is not None:
+        rule = plan.exit_rule
+        return f"early exit by {rule.criterion} at {rule.threshold:g}"
+    k, d = plan.candidate.num_speculative_tokens, plan.candidate.draft_loops
+    return f"speculation K={k} d={d}" if k else "speculation off"
 
 
 def _as_list(prompts: Prompts) -> list[str | list[int]]:

@@ -16,6 +16,7 @@ class SpeculationMetrics:
         num_rounds: rounds of draft and verify, plain ones (K = 0) included.
         num_draft_tokens: drafts that could have been committed.
         num_accepted_tokens: drafts that were.
+        num_loop_rows: rows times loops that the rounds computed, drafts and their checks included.
         proposed_by_position: index i counts rounds in which an (i + 1)-th draft could have been
             committed.
         accepted_by_position: index i counts rounds in which it was, and so all before it.
@@ -24,6 +25,7 @@ class SpeculationMetrics:
     num_rounds: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_loop_rows: int = 0
     proposed_by_position: list[int] = field(default_factory=list)
     accepted_by_position: list[int] = field(default_factory=list)
 
@@ -48,9 +50,15 @@ class SpeculationMetrics:
         pairs = zip(self.accepted_by_position, self.proposed_by_position, strict=True)
         return [accepted / proposed for accepted, proposed in pairs]
 
-    def add_round(self, proposed: int, accepted: int) -> None:
+    @property
+    def loops_per_round(self) -> float | None:
+        """Loop passes that a request's round computed on average; with early exit, per token."""
+        return self.num_loop_rows / self.num_rounds if self.num_rounds else None
+
+    def add_round(self, proposed: int, accepted: int, loop_rows: int = 0) -> None:
         """Count one round of one request."""
         self.num_rounds += 1
+        self.num_loop_rows += loop_rows
         self.num_draft_tokens += proposed
         self.num_accepted_tokens += accepted
         while len(self.proposed_by_position) < proposed:
@@ -65,6 +73,7 @@ class SpeculationMetrics:
         self.num_rounds += other.num_rounds
         self.num_draft_tokens += other.num_draft_tokens
         self.num_accepted_tokens += other.num_accepted_tokens
+        self.num_loop_rows += other.num_loop_rows
         for mine, theirs in (
             (self.proposed_by_position, other.proposed_by_position),
             (self.accepted_by_position, other.accepted_by_position),

@@ -64,6 +64,7 @@ class Request:
         self.num_computed = 0
         self.blocks: list[int] = []
         self.row = -1
+        self.saved_cache: object | None = None
         self.metrics = RequestMetrics()
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from looped_spec.adapter import ModelAdapter
 from looped_spec.control.plan import Candidate
 from looped_spec.runtime.attention import AttentionBackend, PagedContext, PagedRows
+from looped_spec.runtime.early_exit import ExitRule, exit_round
 from looped_spec.runtime.kv_cache import TRASH_BLOCK, KVPool, blocks_for
 from looped_spec.runtime.request import Request
 from looped_spec.runtime.round import prefill, speculative_round
@@ -24,10 +26,12 @@ _MIN_FILL = 0.5
 
 @dataclass(frozen=True)
 class RoundResult:
-    """A round on the host: the target's tokens and the number of accepted drafts, per request."""
+    """A round on the host, per request: the target's tokens, how many drafts were accepted, and
+    the work done, in rows times loops."""
 
     tokens: list[list[int]]
     accepted: list[int]
+    loop_rows: list[int]
 
 
 class ModelRunner:
@@ -43,12 +47,15 @@ class ModelRunner:
         max_num_seqs: int,
         max_model_len: int,
         device: torch.device,
+        exit_rule: ExitRule | None = None,
     ) -> None:
+        """Run `full_loops` deep, or as `exit_rule` says (then without speculation)."""
         self.adapter = adapter
         self.pool = pool
         self.backend = backend
         self.full_loops = full_loops
         self.device = device
+        self.exit_rule = exit_rule
         width = blocks_for(max_model_len, pool.block_size)
         self._tables = torch.zeros(max_num_seqs, width, dtype=torch.int64, device=device)
 
@@ -87,9 +94,26 @@ class ModelRunner:
         last = max(positions) + candidate.num_speculative_tokens
         rows, sampling, mode = self._rows(requests, limits, last + 1)
         packed = self._int_tensor([[request.last_token for request in requests], positions])
+
+        def context(where: Tensor, loops: int) -> PagedContext:
+            return PagedContext(self.pool, self.backend, rows, where, loops)
+
+        if self.exit_rule is not None:
+            assert candidate.num_speculative_tokens == 0, "early exit runs without speculation"
+            left = exit_round(
+                self.adapter,
+                context(packed[1][:, None], self.full_loops),
+                self.pool,
+                packed[0],
+                sampling,
+                rule=self.exit_rule,
+                mode=mode,
+            )
+            tokens, loops = torch.stack((left.next_token, left.loops)).tolist()
+            return RoundResult([[token] for token in tokens], [0] * len(tokens), loops)
         out = speculative_round(
             self.adapter,
-            lambda where, loops: PagedContext(self.pool, self.backend, rows, where, loops),
+            context,
             packed[0],
             packed[1],
             sampling,
@@ -100,7 +124,26 @@ class ModelRunner:
         )
         # One copy brings everything that the host needs.
         host = torch.cat((out.accepted[:, None], out.tokens), dim=1).tolist()
-        return RoundResult([row[1:] for row in host], [row[0] for row in host])
+        work = [self._loop_rows(candidate)] * len(host)
+        return RoundResult([row[1:] for row in host], [row[0] for row in host], work)
+
+    def save_cache(self, request: Request) -> object:
+        """Copy what a request has computed to the host; `restore_cache` puts it back."""
+        used = blocks_for(request.num_computed, self.pool.block_size)
+        return self.pool.save(request.blocks[:used])
+
+    def restore_cache(self, request: Request) -> None:
+        """Put a saved cache into the blocks that the request holds now."""
+        saved = cast("list[tuple[Tensor, Tensor]]", request.saved_cache)
+        used = blocks_for(request.num_computed, self.pool.block_size)
+        self.pool.restore(request.blocks[:used], saved)
+        request.saved_cache = None
+
+    def _loop_rows(self, candidate: Candidate) -> int:
+        """Return the rows times loops of one request's round."""
+        k = candidate.num_speculative_tokens
+        again = 0 if self.adapter.capabilities.resumable else k * candidate.draft_loops
+        return self.full_loops * (k + 1) + again
 
     def _prefill_group(self, chunks: Sequence[PrefillChunk]) -> list[int | None]:
         requests = [chunk.request for chunk in chunks]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from looped_spec.errors import CapacityError
@@ -29,25 +30,38 @@ class Schedule:
     """What one step runs: `decode` in the order of arrival, after the prefill chunks.
 
     `new_blocks` lists (request, first column, block ids): block-table entries that changed.
+    `restored` lists requests whose saved cache has to be put back into their new blocks.
     """
 
     prefill: list[PrefillChunk] = field(default_factory=list)
     decode: list[Request] = field(default_factory=list)
     new_blocks: list[tuple[Request, int, list[int]]] = field(default_factory=list)
+    restored: list[Request] = field(default_factory=list)
 
 
 class Scheduler:
     """Owns the queues, the rows and the blocks of requests."""
 
     def __init__(
-        self, num_blocks: int, block_size: int, max_num_seqs: int, max_num_batched_tokens: int
+        self,
+        num_blocks: int,
+        block_size: int,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        save_cache: Callable[[Request], object] | None = None,
     ) -> None:
+        """Manage `num_blocks` blocks.
+
+        `save_cache` copies away what a preempted request has computed, where computing it again
+        could give another result; without it, preemption is by recompute.
+        """
         self.block_size = block_size
         self.max_num_batched_tokens = max_num_batched_tokens
         self.allocator = BlockAllocator(num_blocks)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_preemptions = 0
+        self._save_cache = save_cache
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
 
     def add(self, request: Request) -> None:
@@ -97,6 +111,7 @@ class Scheduler:
         elif request.status is not Status.FINISHED:
             self.running.remove(request)
             self._release(request)
+        request.saved_cache = None
         request.status = Status.FINISHED
 
     def _schedule_decode(self, step: Schedule, num_speculative_tokens: int) -> None:
@@ -122,9 +137,13 @@ class Scheduler:
                 return
             self.waiting.popleft()
             request.row = self._free_rows.pop()
-            request.status = Status.PREFILLING
             self.running.append(request)
             self._grow(step, request, request.num_tokens)
+            if request.saved_cache is not None:
+                request.status = Status.DECODING
+                step.restored.append(request)
+                continue
+            request.status = Status.PREFILLING
             budget = self._add_chunk(step, request, budget)
 
     def _add_chunk(self, step: Schedule, request: Request, budget: int) -> int:
@@ -148,11 +167,14 @@ class Scheduler:
 
     def _preempt(self, step: Schedule, request: Request) -> None:
         """Take a request's memory; it keeps its tokens and computes them again when there is
-        room."""
+        room, unless its cache is saved."""
         self.running.remove(request)
+        if self._save_cache is not None and request.status is Status.DECODING:
+            request.saved_cache = self._save_cache(request)
+        else:
+            request.num_computed = 0
         self._release(request)
         request.status = Status.WAITING
-        request.num_computed = 0
         request.metrics.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.appendleft(request)

@@ -1,5 +1,4 @@
-"""What an engine starts with: how many cache blocks fit, and which (K, d) to run when none was
-asked for."""
+"""How many blocks the key/value cache gets."""
 
 from __future__ import annotations
 
@@ -10,7 +9,6 @@ from dataclasses import dataclass
 import torch
 
 from looped_spec.adapter import ModelAdapter
-from looped_spec.control.plan import PLAIN, Candidate
 from looped_spec.errors import CapacityError, ConfigError
 from looped_spec.options import EngineOptions
 from looped_spec.runtime.kv_cache import blocks_for, bytes_per_block
@@ -29,23 +27,6 @@ class CacheSize:
     num_blocks: int
     num_bytes: int
     max_model_len: int
-
-
-def choose_candidate(options: EngineOptions, adapter: ModelAdapter, full_loops: int) -> Candidate:
-    """Return the (K, d) of the options, completed by what the adapter suggests."""
-    suggested = adapter.default_speculation
-    if options.num_speculative_tokens is None:
-        if full_loops < 2:
-            return PLAIN
-        if suggested is None:
-            if adapter.speculation_note:
-                logger.info("speculation is off by default: %s", adapter.speculation_note)
-            return PLAIN
-        return Candidate(suggested[0], min(suggested[1], full_loops - 1)).check(full_loops)
-    draft_loops = options.draft_loops
-    if draft_loops is None:
-        draft_loops = min(suggested[1] if suggested else 1, max(full_loops - 1, 1))
-    return Candidate(options.num_speculative_tokens, draft_loops).check(full_loops)
 
 
 def size_cache(

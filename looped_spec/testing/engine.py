@@ -10,6 +10,7 @@ from looped_spec.adapter import ModelAdapter
 from looped_spec.control.plan import Candidate
 from looped_spec.control.static import StaticPolicy
 from looped_spec.runtime.attention import make_backend
+from looped_spec.runtime.early_exit import ExitRule
 from looped_spec.runtime.engine import Engine
 from looped_spec.runtime.kv_cache import KVPool, blocks_for
 from looped_spec.runtime.request import Request
@@ -32,10 +33,13 @@ def make_engine(
     eos_token_ids: Sequence[int] = (),
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
+    exit_rule: ExitRule | None = None,
 ) -> Engine:
     """Return an engine on the CPU in fp32 with a cache of `num_blocks` (default: enough for all
     sequences)."""
     depth = full_loops or adapter.geometry.default_full_loops
+    if exit_rule is not None:
+        depth = exit_rule.max_loops
     length = max_model_len or adapter.geometry.max_model_len
     if num_blocks is None:
         num_blocks = blocks_for(length, block_size) * max_num_seqs
@@ -49,11 +53,18 @@ def make_engine(
         max_num_seqs=max_num_seqs,
         max_model_len=length,
         device=device,
+        exit_rule=exit_rule,
     )
     candidate = Candidate(num_speculative_tokens, draft_loops).check(depth)
     return Engine(
         runner,
-        Scheduler(num_blocks, block_size, max_num_seqs, max_num_batched_tokens),
+        Scheduler(
+            num_blocks,
+            block_size,
+            max_num_seqs,
+            max_num_batched_tokens,
+            save_cache=runner.save_cache if exit_rule else None,
+        ),
         StaticPolicy(candidate),
         max_model_len=length,
         eos_token_ids=eos_token_ids,

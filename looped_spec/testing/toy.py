@@ -14,12 +14,15 @@ from torch import Tensor, nn
 
 from looped_spec.adapter import (
     Capabilities,
+    ExitCriterion,
     KVPlane,
     LoopGeometry,
     LoopState,
     ModelAdapter,
     StageContext,
+    loop_planes,
 )
+from looped_spec.errors import UnsupportedError
 from looped_spec.layers.norm import RMSNorm
 from looped_spec.layers.rotary import RotaryAngles, apply_rotary
 
@@ -75,6 +78,7 @@ class ToyModel(nn.Module):
         self.depth_scale = nn.Parameter(torch.ones(()))
         self.coda = ToyBlock(config)
         self.norm = RMSNorm(size, 1e-6)
+        self.exit_gate = nn.Linear(size, 1)
 
 
 class ToyAdapter(ModelAdapter):
@@ -87,7 +91,10 @@ class ToyAdapter(ModelAdapter):
     def __init__(self, config: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         self.config = {**TOY_CONFIG, **config}
         self.module = ToyModel(self.config)
-        self.capabilities = Capabilities(resumable=not self.config["depth_conditioned"])
+        self.capabilities = Capabilities(
+            early_exit=(ExitCriterion("gate", default_threshold=1.0),),
+            resumable=not self.config["depth_conditioned"],
+        )
         self.geometry = LoopGeometry(
             default_full_loops=self.config["full_loops"],
             max_full_loops=self.config["full_loops"],
@@ -99,7 +106,7 @@ class ToyAdapter(ModelAdapter):
     def kv_planes(self, full_loops: int) -> tuple[KVPlane, ...]:
         """Prelude, readout, then one plane per (loop, layer)."""
         sizes = (self.config["num_kv_heads"], self.config["head_dim"])
-        loops = (KVPlane("loop", *sizes),) * (full_loops * self.config["num_layers"])
+        loops = loop_planes(full_loops, self.config["num_layers"], *sizes)
         return (KVPlane("prelude", *sizes), KVPlane("readout", *sizes), *loops)
 
     def prelude(self, tokens: Tensor, ctx: StageContext) -> LoopState:
@@ -121,6 +128,23 @@ class ToyAdapter(ModelAdapter):
         """Run the readout block over all rows, then the head over those that are wanted."""
         hidden = self.module.norm(self.module.coda(state[0], 1, ctx))
         return ctx.logit_rows(hidden) @ self.module.embed.weight.T
+
+    def exit_score(
+        self,
+        criterion: str,
+        state: LoopState,
+        previous: LoopState,
+        previous_score: Tensor | None,
+        index: int,
+        ctx: StageContext,
+    ) -> Tensor:
+        """Return the probability to have left by now, 1 - prod(1 - gate), [B, T] fp32."""
+        if criterion != "gate":
+            raise UnsupportedError(f"the toy has one exit criterion, 'gate', not '{criterion}'")
+        if index + 1 >= ctx.total_loops:
+            return torch.ones(state[0].shape[:2], device=state[0].device)
+        stay = torch.sigmoid(-self.module.exit_gate(state[0]).squeeze(-1).float())
+        return 1 - stay if previous_score is None else 1 - stay * (1 - previous_score)
 
 
 def make_toy(seed: int = 0, **changes: Any) -> ToyAdapter:

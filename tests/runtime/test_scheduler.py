@@ -66,7 +66,7 @@ class FakeRunner:
             self._check_memory(request, last)
             tokens.append([request.num_tokens + i for i in range(k + 1)])
             accepted.append(self.dice.randint(0, k))
-        return RoundResult(tokens, accepted)
+        return RoundResult(tokens, accepted, [1] * len(tokens))
 
     def _check_memory(self, request: Request, num_tokens: int) -> None:
         table = self.tables[request.row]

@@ -16,6 +16,7 @@ from looped_spec.adapter import (
     LoopState,
     ModelAdapter,
     StageContext,
+    loop_planes,
 )
 from looped_spec.errors import ConfigError, UnsupportedError, closest
 from looped_spec_huginn import exit_scores
@@ -77,7 +78,7 @@ class HuginnAdapter(ModelAdapter):
         sizes = (c.n_heads, c.head_dim)
         prelude = (KVPlane("prelude", *sizes),) * c.n_layers_in_prelude
         coda = (KVPlane("readout", *sizes),) * c.n_layers_in_coda
-        core = (KVPlane("loop", *sizes),) * (full_loops * c.n_layers_in_recurrent_block)
+        core = loop_planes(full_loops, c.n_layers_in_recurrent_block, *sizes)
         return prelude + coda + core
 
     def prelude(self, tokens: Tensor, ctx: StageContext) -> LoopState:

@@ -14,6 +14,7 @@ from looped_spec.adapter import (
     ModelAdapter,
     StageContext,
     WeightTarget,
+    loop_planes,
 )
 from looped_spec.layers.merged import merged_layout
 from looped_spec_nanbeige.config import read_config, unsupported_reason
@@ -50,8 +51,8 @@ class NanbeigeAdapter(ModelAdapter):
 
     def kv_planes(self, full_loops: int) -> tuple[KVPlane, ...]:
         """One plane per (loop, layer), ordered by loop."""
-        plane = KVPlane("loop", self.config.num_kv_heads, self.config.head_dim)
-        return (plane,) * (full_loops * self.config.num_layers)
+        c = self.config
+        return loop_planes(full_loops, c.num_layers, c.num_kv_heads, c.head_dim)
 
     def prelude(self, tokens: Tensor, ctx: StageContext) -> LoopState:
         """Embed; Nanbeige has no block that runs only once."""

@@ -16,6 +16,7 @@ from looped_spec.adapter import (
     ModelAdapter,
     StageContext,
     WeightTarget,
+    loop_planes,
 )
 from looped_spec.errors import UnsupportedError
 from looped_spec.layers.merged import merged_layout
@@ -89,8 +90,8 @@ class OuroAdapter(ModelAdapter):
 
     def kv_planes(self, full_loops: int) -> tuple[KVPlane, ...]:
         """One plane per (loop, layer), ordered by loop."""
-        plane = KVPlane("loop", self.config.num_kv_heads, self.config.head_dim)
-        return (plane,) * (full_loops * self.config.num_layers)
+        c = self.config
+        return loop_planes(full_loops, c.num_layers, c.num_kv_heads, c.head_dim)
 
     def prelude(self, tokens: Tensor, ctx: StageContext) -> LoopState:
         """Embed; Ouro has no block that runs only once."""
