@@ -59,16 +59,35 @@ class Pair:
         )
 
 
+@dataclass(frozen=True)
+class Workload:
+    """What every run completes; a prompt has the same seed in all of them."""
+
+    prompts: list[str]
+    batch_size: int
+    max_tokens: int
+    temperature: float
+
+
 def run(
-    llm: LLM, candidate: tuple[int, int], prompts: Sequence[str], batch_size: int, max_tokens: int
+    llm: LLM, candidate: tuple[int, int], work: Workload, max_tokens: int | None = None
 ) -> tuple[Timing, list[list[int]]]:
-    """Complete all prompts greedily and return the counts and the tokens of every prompt."""
+    """Complete all prompts and return the counts and the tokens of every prompt."""
     llm.set_speculation(*candidate)
-    params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
+    params = [
+        SamplingParams(
+            max_tokens=max_tokens or work.max_tokens,
+            temperature=work.temperature,
+            seed=seed,
+            ignore_eos=True,
+        )
+        for seed in range(len(work.prompts))
+    ]
     outputs = []
     start = time.perf_counter()
-    for first in range(0, len(prompts), batch_size):
-        outputs += llm.generate(prompts[first : first + batch_size], params, use_tqdm=False)
+    for first in range(0, len(work.prompts), work.batch_size):
+        batch = slice(first, first + work.batch_size)
+        outputs += llm.generate(work.prompts[batch], params[batch], use_tqdm=False)
     seconds = time.perf_counter() - start
     tokens = [output.outputs[0].token_ids for output in outputs]
     timing = Timing(
@@ -82,25 +101,20 @@ def run(
 
 
 def measure(
-    llm: LLM,
-    candidates: Sequence[tuple[int, int]],
-    prompts: Sequence[str],
-    batch_size: int,
-    max_tokens: int,
-    repeats: int,
+    llm: LLM, candidates: Sequence[tuple[int, int]], work: Workload, repeats: int
 ) -> dict[tuple[int, int], list[Pair]]:
     """Time every candidate `repeats` times beside plain decoding, one round of all at a time."""
     pairs: dict[tuple[int, int], list[Pair]] = {candidate: [] for candidate in candidates}
     for candidate in (PLAIN, *candidates):
-        run(llm, candidate, prompts, batch_size, max_tokens=8)  # untimed warm-up
+        run(llm, candidate, work, max_tokens=8)  # untimed warm-up
     for repeat in range(repeats):
         for candidate in candidates:
             order = (PLAIN, candidate) if repeat % 2 == 0 else (candidate, PLAIN)
-            done = {way: run(llm, way, prompts, batch_size, max_tokens) for way in order}
+            done = {way: run(llm, way, work) for way in order}
             (plain, expected), (speculative, found) = done[PLAIN], done[candidate]
             same = sum(a == b for a, b in zip(expected, found, strict=True))
-            pairs[candidate].append(Pair(plain, speculative, same, len(prompts)))
-        print(f"B={batch_size}: {repeat + 1} of {repeats}", file=sys.stderr)
+            pairs[candidate].append(Pair(plain, speculative, same, len(expected)))
+        print(f"B={work.batch_size}: {repeat + 1} of {repeats}", file=sys.stderr)
     return pairs
 
 
@@ -180,6 +194,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--draft-tokens", type=int, nargs="+", default=[1, 2, 3, 4], metavar="K")
     parser.add_argument("--draft-loops", type=int, nargs="+", default=[1, 2], metavar="d")
     parser.add_argument("--max-tokens", type=int, default=48, help="per prompt: %(default)s")
+    parser.add_argument("--temperature", type=float, default=0.0, help="default: %(default)g")
     parser.add_argument("--repeats", type=int, default=5, help="pairs each: %(default)s")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads: %(default)s")
     parser.add_argument("--json", type=Path, help="default: a new file in benchmarks/results")
@@ -189,7 +204,6 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print the table, keep the raw numbers."""
     args = parse(argv)
-
     torch.set_num_threads(args.threads)
     started = datetime.now(UTC)
     prompts = [json.loads(line)["prompt"] for line in PROMPTS.read_text().splitlines()]
@@ -199,8 +213,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         llm = LLM(args.model, max_num_seqs=max(args.batch_sizes))
         before = machine(llm)
         for size in args.batch_sizes:
-            measured = measure(llm, candidates, prompts, size, args.max_tokens, args.repeats)
-            for candidate, pairs in measured.items():
+            work = Workload(prompts, size, args.max_tokens, args.temperature)
+            for candidate, pairs in measure(llm, candidates, work, args.repeats).items():
                 rows.append(summary(candidate, size, pairs))
                 raw.append(rows[-1] | {"pairs": [asdict(pair) for pair in pairs]})
     except LoopedSpecError as error:
@@ -215,6 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "full_loops": llm.full_loops,
         "num_prompts": len(prompts),
         "max_tokens": args.max_tokens,
+        "temperature": args.temperature,
         "repeats": args.repeats,
         "machine": before,
         "load_average_after": machine(llm)["load_average"],
