@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from looped_spec.options import EngineOptions
-from looped_spec.runtime.sizing import choose_candidate
+from looped_spec.runtime.run_plan import choose_candidate
 from looped_spec.testing.toy import ToyAdapter, make_toy
 
 NOTE = "its first loop is a guess"
