@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from tokenizers import Tokenizer
 from torch import Tensor
 
@@ -68,7 +68,8 @@ def export_demo(folder: Path, adapter: OuroAdapter, tokenizer: Tokenizer) -> Non
     try:
         folder.mkdir(parents=True, exist_ok=True)
         weights = folder / "model.safetensors.part"
-        save_file(official_tensors(adapter), weights, metadata={"format": "pt"})
+        # Written by hand, as `save_file` makes a file that only its owner may read.
+        weights.write_bytes(save(official_tensors(adapter), metadata={"format": "pt"}))
         weights.replace(folder / "model.safetensors")
         write_json(folder / "config.json", config)
         write_json(folder / "generation_config.json", {**generation, "do_sample": False})
