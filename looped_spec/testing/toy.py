@@ -92,7 +92,7 @@ class ToyAdapter(ModelAdapter):
         self.config = {**TOY_CONFIG, **config}
         self.module = ToyModel(self.config)
         self.capabilities = Capabilities(
-            early_exit=(ExitCriterion("gate", default_threshold=1.0),),
+            early_exit=(ExitCriterion("gate", default_threshold=1.0, monotone=True),),
             resumable=not self.config["depth_conditioned"],
         )
         self.geometry = LoopGeometry(

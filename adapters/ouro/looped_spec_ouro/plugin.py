@@ -6,7 +6,7 @@ from looped_spec.adapter import AdapterSpec, Capabilities, ExitCriterion
 from looped_spec.hooks import hookimpl
 
 CAPABILITIES = Capabilities(
-    early_exit=(ExitCriterion("gate", default_threshold=1.0),),
+    early_exit=(ExitCriterion("gate", default_threshold=1.0, monotone=True),),
     resumable=True,
     shadow_depths=True,
 )
