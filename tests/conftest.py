@@ -26,3 +26,11 @@ def fake_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeS
     for name in set(sys.modules) - before:
         if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
             del sys.modules[name]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let `-m gpu` find what needs a CUDA device in the conformance kit, which has no marks."""
+    for item in items:
+        if "cuda_device" in getattr(item, "fixturenames", ()):
+            item.add_marker("gpu")
