@@ -1,0 +1,44 @@
+"""Ouro passes the kit that third-party adapters are tested with, at a tiny random size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from looped_spec_ouro.adapter import OuroAdapter
+from looped_spec_ouro.plugin import looped_spec_adapters
+from tiny_random import golden_config, load, write_random
+from torch import Tensor
+
+from looped_spec.adapter import AdapterSpec, ModelAdapter
+from looped_spec.testing import AdapterConformance
+
+CONFIG = golden_config("ouro-a", num_hidden_layers=2, total_ut_steps=3)
+
+
+def damp(name: str, parameter: Tensor) -> None:
+    """Let every branch add a tenth of its norm."""
+    if name.endswith("layernorm_2.weight"):
+        parameter.fill_(0.1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint with random weights."""
+    folder = tmp_path_factory.mktemp("ouro")
+    return write_random(OuroAdapter, CONFIG, folder, std=0.1, damp=damp)
+
+
+class TestOuro(AdapterConformance):
+    @pytest.fixture
+    def checkpoint_folder(self, folder: Path) -> Path:
+        return folder
+
+    @pytest.fixture
+    def adapter(self, folder: Path) -> ModelAdapter:
+        return load(folder)
+
+    @pytest.fixture
+    def spec(self) -> AdapterSpec:
+        (spec,) = looped_spec_adapters()
+        return spec
