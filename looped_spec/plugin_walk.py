@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from importlib import metadata
 
@@ -37,6 +37,7 @@ class StrictPluginFailure(Exception):
 def walk(settings: Settings) -> list[PluginRecord]:
     """Return the records of all installed plugins, ordered by name and distribution."""
     records: list[PluginRecord] = []
+    failures: list[tuple[PluginRecord, BaseException]] = []
     for distribution in _plugin_distributions():
         blank = PluginRecord("?", f"a distribution in {distribution.locate_file('')}", "?", "error")
         try:
@@ -44,36 +45,48 @@ def walk(settings: Settings) -> list[PluginRecord]:
             blank = replace(blank, distribution=name, version=version)
             entries = [e for e in distribution.entry_points if e.group == hooks.PROJECT]
         except BaseException as error:
-            records.append(_failed(blank, error, settings))
+            failures.append((_failed(blank, error), error))
             continue
         for entry in entries:
             blank = replace(blank, entry_point=entry.name)
             try:
                 records += _visit(entry, blank, distribution.requires or (), settings)
             except BaseException as error:
-                records.append(_failed(blank, error, settings))
+                failures.append((_failed(blank, error), error))
+    records += [record for record, _ in failures]
     records = mark_conflicts(
         sorted(records, key=lambda record: (record.name, record.distribution, record.entry_point))
     )
     if settings.strict_plugins:
-        for record in records:
-            if record.status == "error":
-                raise StrictPluginFailure(_strict_text(record))
+        _stop_at_broken(records, failures, settings.plugins)
     return records
 
 
-def _failed(blank: PluginRecord, error: BaseException, settings: Settings) -> PluginRecord:
+def _failed(blank: PluginRecord, error: BaseException) -> PluginRecord:
     """Record whatever a plugin raised, SystemExit included; only the user's own Ctrl-C passes."""
     if isinstance(error, KeyboardInterrupt):
         raise error
-    record = replace(blank, status="error", cause=one_line(error))
-    if settings.strict_plugins:
-        raise StrictPluginFailure(_strict_text(record)) from error
-    return record
+    return replace(blank, status="error", cause=one_line(error))
 
 
-def _strict_text(record: PluginRecord) -> str:
-    return f"{record.source}: {record.cause} (stopped because of {STRICT_PLUGINS}=1)"
+def _stop_at_broken(
+    records: Sequence[PluginRecord],
+    failures: Sequence[tuple[PluginRecord, BaseException]],
+    listed: Sequence[str] | None,
+) -> None:
+    """Raise for the first broken plugin of the allow-list, or of all where there is none.
+
+    What a plugin would have declared that failed before it did is not known. So a listed name that
+    is found nowhere may be that of any broken plugin.
+    """
+    found = {record.name for record in records}
+    is_any = listed is None or not found.issuperset(listed)
+    for record in records:
+        if record.status == "error" and (is_any or record.name in (listed or ())):
+            cause = next((error for failed, error in failures if failed is record), None)
+            raise StrictPluginFailure(
+                f"{record.source}: {record.cause} (stopped because of {STRICT_PLUGINS}=1)"
+            ) from cause
 
 
 def _plugin_distributions() -> Iterator[metadata.Distribution]:

@@ -14,7 +14,7 @@ from looped_spec.plugin_record import PluginRecord, one_line
 from looped_spec.plugin_walk import walk
 from looped_spec.settings import PLUGINS, Settings
 
-__all__ = ["PluginManager", "PluginRecord", "demo_names", "demo_path", "load_adapter_class"]
+__all__ = ["PluginManager", "PluginRecord", "load_adapter_class"]
 
 SEE_ALL = "`looped-spec adapters` shows all"
 
@@ -115,16 +115,6 @@ class PluginManager:
                 blocked.append(f"{record.name} ({record.status}: {record.cause})")
         text = f"adapters: {', '.join(active) or 'none'}"
         return f"{text}; not usable: {', '.join(blocked)}" if blocked else text
-
-
-def demo_names() -> list[str]:
-    """Return the demo checkpoints of this environment, for a caller that has no `PluginManager`."""
-    return PluginManager().demo_names()
-
-
-def demo_path(name: str) -> Path:
-    """Return the folder of one demo checkpoint, for a caller that has no `PluginManager`."""
-    return PluginManager().demo_path(name)
 
 
 def load_adapter_class(spec: AdapterSpec) -> type[ModelAdapter]:

@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 
 from looped_spec.errors import ConfigError
 
 PLUGINS = "LOOPED_SPEC_PLUGINS"
 STRICT_PLUGINS = "LOOPED_SPEC_STRICT_PLUGINS"
-PRESET_DIR = "LOOPED_SPEC_PRESET_DIR"
 
 VARIABLES: Mapping[str, str] = MappingProxyType(
     {
         PLUGINS: "Adapters to enable, separated by commas. Unset enables all, empty enables none.",
-        STRICT_PLUGINS: "1 stops at the first broken plugin with its trace; 0 only reports it.",
-        PRESET_DIR: "Folder that is searched for presets before those of the adapters.",
+        STRICT_PLUGINS: "1 stops at a broken plugin with its trace; 0 only reports it.",
     }
 )
 """Every variable and its meaning, for `--help` and the documentation."""
@@ -30,24 +27,20 @@ class Settings:
 
     Attributes:
         plugins: names of the enabled adapters; None means all of them, an empty tuple none.
-        strict_plugins: stop at the first broken plugin and show its trace.
-        preset_dir: folder that is searched for presets first, or None.
+        strict_plugins: stop at a broken plugin, of those enabled, and show its trace.
     """
 
     plugins: tuple[str, ...] | None = None
     strict_plugins: bool = False
-    preset_dir: Path | None = None
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
         """Read the variables from `environ`, by default from that of this process."""
         environ = os.environ if environ is None else environ
         plugins = environ.get(PLUGINS)
-        preset_dir = environ.get(PRESET_DIR)
         return cls(
             plugins=None if plugins is None else _names(plugins),
             strict_plugins=_flag(STRICT_PLUGINS, environ.get(STRICT_PLUGINS, "")),
-            preset_dir=Path(preset_dir) if preset_dir else None,
         )
 
 

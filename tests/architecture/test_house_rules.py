@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import re
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 import pytest
 from tree import ROOT, tracked_texts
 
-from looped_spec.settings import VARIABLES
+from looped_spec.settings import VARIABLES, Settings
 
 FAMILIES = re.compile("ouro|huginn|nanbeige", re.IGNORECASE)
 MACHINE_PATH = re.compile(r"(?<![\w.-])/(?:work|root|home|tmp|Users|opt)/[\w.-]*")
@@ -97,6 +98,42 @@ def test_reads_of_the_environment_are_told_from_the_rest(source: str, reads: boo
 def test_the_documentation_has_every_variable_with_its_meaning(texts: dict[str, str]) -> None:
     rows = re.findall(r"^\| `(LOOPED_SPEC_\w+)` \| (.*?) \|", texts["docs/environment.md"], re.M)
     assert dict(rows) == dict(VARIABLES)
+
+
+def test_every_variable_changes_what_the_program_does(texts: dict[str, str]) -> None:
+    fields = {field.name for field in dataclasses.fields(Settings)}
+    assert {f"LOOPED_SPEC_{name.upper()}" for name in fields} == set(VARIABLES)
+    only_reads_or_shows = ("looped_spec/settings.py", "looped_spec/cli/adapters.py")
+    used = {
+        field
+        for path, text in python_sources(texts)
+        if path not in only_reads_or_shows
+        for field in settings_used(ast.parse(text))
+    }
+    assert fields - used == set()
+
+
+def settings_used(tree: ast.Module) -> Iterator[str]:
+    """Yield what is taken of anything that is called `settings`."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            owner = node.value
+            name = getattr(owner, "attr", getattr(owner, "id", None))
+            if name == "settings":
+                yield node.attr
+
+
+@pytest.mark.parametrize(
+    ("source", "used"),
+    [
+        ("f(settings.folder)", ["folder"]),
+        ("self.settings.folder", ["folder"]),
+        ("settings.folder = 1", []),
+        ("options.folder", []),
+    ],
+)
+def test_a_use_of_a_setting_is_told_from_the_rest(source: str, used: list[str]) -> None:
+    assert list(settings_used(ast.parse(source))) == used
 
 
 def test_no_file_speaks_of_a_variable_that_is_not_read(texts: dict[str, str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from fake_plugins import FakeSite, plugin_source
 
 from looped_spec.errors import PluginError
-from looped_spec.plugins import PluginManager, demo_names, demo_path
+from looped_spec.plugins import PluginManager
 from looped_spec.settings import Settings
 
 
@@ -38,11 +38,6 @@ def test_the_folder_is_found_without_importing_the_demo_package(demos: FakeSite)
     folder = PluginManager(Settings()).demo_path("fake_full")
     assert folder == demos.folder / "fake_family" / "demo"
     assert "fake_family.demo" not in sys.modules
-
-
-def test_the_module_functions_answer_as_a_manager_does(demos: FakeSite) -> None:
-    assert demo_names() == PluginManager(Settings()).demo_names()
-    assert demo_path("fake_full") == PluginManager(Settings()).demo_path("fake_full")
 
 
 def test_only_active_adapters_with_a_demo_are_listed(demos: FakeSite) -> None:

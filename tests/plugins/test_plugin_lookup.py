@@ -90,6 +90,11 @@ def test_an_allow_list_disables_all_other_adapters(three: FakeSite) -> None:
         PluginManager(settings).resolve_model_type("fake_cat_model")
 
 
+def test_a_plugin_outside_the_allow_list_is_imported_to_learn_its_name(three: FakeSite) -> None:
+    statuses(three, Settings(plugins=("fake_dog",)))
+    assert "fake_cat" in sys.modules
+
+
 @pytest.mark.parametrize("text", ["", " ", ","])
 def test_an_empty_allow_list_disables_all_without_importing_any(text: str, three: FakeSite) -> None:
     settings = Settings.from_environment({"LOOPED_SPEC_PLUGINS": text})
@@ -125,11 +130,6 @@ def test_strict_mode_is_one_or_zero(text: str, strict: bool) -> None:
 def test_another_value_for_strict_mode_is_an_error() -> None:
     with pytest.raises(ConfigError, match="LOOPED_SPEC_STRICT_PLUGINS must be 0 or 1, got 'yes'"):
         Settings.from_environment({"LOOPED_SPEC_STRICT_PLUGINS": "yes"})
-
-
-def test_the_preset_folder_is_read_and_empty_means_none() -> None:
-    assert Settings.from_environment({"LOOPED_SPEC_PRESET_DIR": "a/b"}).preset_dir == Path("a/b")
-    assert Settings.from_environment({"LOOPED_SPEC_PRESET_DIR": ""}).preset_dir is None
 
 
 def test_every_variable_that_is_read_is_in_the_table() -> None:

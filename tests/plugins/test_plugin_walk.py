@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
@@ -121,6 +122,37 @@ def test_strict_mode_stops_at_a_broken_plugin(broken: str, fake_site: FakeSite) 
     with pytest.raises(StrictPluginFailure, match=r"fake-broken 1\.0") as caught:
         fake_site.records(STRICT)
     assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize("listed", ["fake_a", "fake_z"])
+def test_strict_mode_passes_over_a_broken_plugin_that_is_not_listed(
+    listed: str, broken: str, fake_site: FakeSite
+) -> None:
+    settings = Settings(plugins=(listed,), strict_plugins=True)
+    found = {record.distribution: record.status for record in fake_site.records(settings)}
+    other = "fake-z-good" if listed == "fake_a" else "fake-a-good"
+    active = "fake-a-good" if listed == "fake_a" else "fake-z-good"
+    assert found == {active: "active", "fake-broken": "error", other: "disabled"}
+
+
+@pytest.mark.parametrize(
+    "listed", [("plugin",), ("fake_a", "plugin"), ("fake_toy",), ("fake_a", "fake_toy")]
+)
+def test_strict_mode_stops_at_a_broken_plugin_that_is_or_may_be_listed(
+    listed: tuple[str, ...], broken: str, fake_site: FakeSite
+) -> None:
+    with pytest.raises(StrictPluginFailure, match=r"fake-broken 1\.0"):
+        fake_site.records(Settings(plugins=listed, strict_plugins=True))
+
+
+def test_strict_mode_shows_the_trace_of_the_plugin_it_names(fake_site: FakeSite) -> None:
+    for name in ("one", "two"):
+        fake_site.add(f"fake-{name}", "raise OSError('no disk')", entry_point=f"fake_{name}")
+    with pytest.raises(StrictPluginFailure, match=r"fake-two 1\.0") as caught:
+        fake_site.records(Settings(plugins=("fake_two",), strict_plugins=True))
+    assert caught.value.__cause__ is not None
+    trace = "".join(traceback.format_exception(caught.value.__cause__))
+    assert "fake_two.py" in trace and "fake_one.py" not in trace
 
 
 def test_ctrl_c_during_the_walk_is_not_swallowed(fake_site: FakeSite) -> None:
