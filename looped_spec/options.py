@@ -52,11 +52,13 @@ class EngineOptions:
     max_model_len: int | None = _option(
         None, "most tokens of prompt and output; default: the model's limit, or what memory holds"
     )
-    max_num_batched_tokens: int = _option(2048, "most tokens computed in one step")
+    max_num_batched_tokens: int = _option(
+        2048, "most prompt tokens computed in one step, less those that decode"
+    )
     block_size: int = _option(16, "tokens per block of the key/value cache")
     kv_cache_memory_bytes: int | None = _option(
         None,
-        "bytes for the key/value cache; default: 0.9 of free GPU memory, or a quarter of the RAM",
+        "bytes for the key/value cache; default: 0.85 of free GPU memory, or a quarter of the RAM",
     )
     attention_backend: str = _option("auto", "auto or sdpa")
     load_format: str = _option("auto", "auto reads the checkpoint, dummy makes random weights")

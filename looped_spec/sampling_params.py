@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from looped_spec.errors import ConfigError, check_int
+from looped_spec.errors import ConfigError, check_int, reject_unknown
+
+_ELSEWHERE = frozenset(
+    {"n", "best_of", "logprobs", "prompt_logprobs", "logit_bias", "min_tokens", "bad_words"}
+    | {"presence_penalty", "frequency_penalty", "repetition_penalty", "allowed_token_ids"}
+)
+"""Parameters of other engines that are not supported here."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """Parameters of one request.
 
@@ -19,8 +25,9 @@ class SamplingParams:
             all.
         top_p: sample among the smallest set of tokens whose probability reaches this, in (0, 1].
         min_p: drop tokens less likely than this share of the most likely one, in [0, 1].
-        seed: same prompt, parameters and seed give the same text, with or without speculation; None
-            takes one from the engine's seed and the number of requests before this one.
+        seed: same prompt, parameters and seed give the same text, with or without speculation. None
+            takes the engine's seed where temperature is 0, and otherwise derives one from it and
+            the number of requests before this one.
         stop: end at the first of these strings, which is not part of the text.
         stop_token_ids: end at any of these tokens.
         ignore_eos: go on after the model's own end tokens.
@@ -39,6 +46,13 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+
+    def __new__(cls, **params: object) -> SamplingParams:
+        """Refuse an unknown parameter with the closest match."""
+        for name in sorted(_ELSEWHERE.intersection(params)):
+            raise ConfigError(f"sampling parameter '{name}' is not supported")
+        reject_unknown(params, [f.name for f in fields(cls)], "sampling parameter")
+        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         check_int("max_tokens", self.max_tokens, 1)

@@ -14,11 +14,6 @@ class StaticPolicy:
         self.candidate = candidate
         self._ids = itertools.count()
 
-    @property
-    def max_speculative_tokens(self) -> int:
-        """The largest K that a plan can ask for: what buffers are sized for."""
-        return self.candidate.num_speculative_tokens
-
     def plan(self, batch_size: int) -> SpeculationPlan:
         """Return what to run with `batch_size` decoding requests."""
         return SpeculationPlan(next(self._ids), self.candidate)

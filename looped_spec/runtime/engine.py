@@ -18,11 +18,6 @@ from looped_spec.sampling_params import SamplingParams
 class SpeculationPolicy(Protocol):
     """Decides what each round runs; see `looped_spec.control`."""
 
-    @property
-    def max_speculative_tokens(self) -> int:
-        """The largest K that a plan can ask for."""
-        ...
-
     def plan(self, batch_size: int) -> SpeculationPlan:
         """Return what to run with `batch_size` decoding requests."""
         ...
@@ -52,7 +47,6 @@ class Engine:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.seed = seed
         self.metrics = SpeculationMetrics()
-        self.decode_seconds = 0.0
         self._num_requests = 0
 
     def add_request(
@@ -108,10 +102,7 @@ class Engine:
         num_decoding = self.scheduler.num_decoding
         plan = self.policy.plan(num_decoding) if num_decoding else None
         schedule = self.scheduler.schedule(plan.candidate.num_speculative_tokens if plan else 0)
-        for request, column, blocks in schedule.new_blocks:
-            self.runner.write_table(request.row, column, blocks)
-        for request in schedule.restored:
-            self.runner.restore_cache(request)
+        self.runner.prepare([*(chunk.request for chunk in schedule.prefill), *schedule.decode])
         touched = self._prefill(schedule.prefill) if schedule.prefill else []
         if plan and schedule.decode:
             self._round(schedule.decode, plan)
@@ -150,7 +141,6 @@ class Engine:
             self.metrics.add_round(room, accepted, work)
             proposed_counts.append(room)
             accepted_counts.append(accepted)
-        self.decode_seconds += seconds
         self.policy.observe(
             RoundFeedback(plan.plan_id, tuple(proposed_counts), tuple(accepted_counts), seconds)
         )
@@ -166,6 +156,10 @@ class Engine:
     def _request_seed(self, params: SamplingParams) -> int:
         if params.seed is not None:
             return params.seed
+        if params.temperature == 0:
+            # Some models draw their initial state by the seed: greedy text has to repeat all the
+            # same, in any place of any list of prompts.
+            return self.seed
         # Odd multiplier, wrapped to a signed 64-bit number: distinct requests get distinct seeds.
         mixed = (self.seed + (self._num_requests + 1) * 0x9E3779B97F4A7C15) % 2**64
         return mixed - 2**63

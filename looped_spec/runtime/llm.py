@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tqdm.auto import tqdm
@@ -14,12 +17,13 @@ from looped_spec.control.static import StaticPolicy
 from looped_spec.errors import ConfigError, UnsupportedError
 from looped_spec.loading import load_adapter
 from looped_spec.options import EngineOptions
-from looped_spec.runtime.attention import make_backend
+from looped_spec.runtime.attention import AttentionBackend, make_backend
 from looped_spec.runtime.engine import Engine
 from looped_spec.runtime.kv_cache import KVPool
 from looped_spec.runtime.outputs import RequestOutput, StreamChunk
+from looped_spec.runtime.prompts import Prompt, Prompts, as_prompts
 from looped_spec.runtime.request import Request
-from looped_spec.runtime.run_plan import RunPlan, plan_run
+from looped_spec.runtime.run_plan import RunPlan, complete_candidate, plan_run
 from looped_spec.runtime.runner import ModelRunner
 from looped_spec.runtime.scheduler import Scheduler
 from looped_spec.runtime.sizing import size_cache
@@ -33,8 +37,6 @@ from looped_spec.tokenization import (
 
 logger = logging.getLogger(__name__)
 
-Prompts = str | Sequence[int] | Sequence[str] | Sequence[Sequence[int]]
-
 
 class LLM:
     """A looped model with its cache and engine.
@@ -45,54 +47,72 @@ class LLM:
 
     Raises:
         ConfigError: an option is unknown or out of range.
+        PluginError: no adapter takes the model, or the one that does is broken or lacks its extra.
         ModelLoadError: the checkpoint cannot be read or does not fit its adapter.
         UnsupportedError: the model enables something that its adapter does not implement.
         CapacityError: the memory given holds no sequence of the length asked for.
     """
 
-    def __init__(self, model: str, **options: Any) -> None:
+    def __init__(self, model: str | os.PathLike[str], **options: Any) -> None:
         self.options = EngineOptions.from_kwargs(options)
         opts = self.options
         backend = make_backend(opts.attention_backend)
+        plans: list[RunPlan] = []
         self.loaded = load_adapter(
-            model,
+            model if isinstance(model, str) else Path(model),
             device=opts.device,
             dtype=opts.dtype,
             load_format=opts.load_format,
             adapter_options=opts.adapter_options,
             seed=opts.seed,
             revision=opts.revision,
-            check=lambda adapter: plan_run(opts, adapter),
+            check=lambda adapter: plans.append(plan_run(opts, adapter)),
         )
-        adapter = self.loaded.adapter
-        plan = plan_run(opts, adapter)
-        self.full_loops, self._candidate = plan.full_loops, plan.candidate
-        size = size_cache(opts, adapter, self.full_loops, self.loaded.dtype, self.loaded.device)
+        (plan,) = plans
+        self.full_loops = plan.full_loops
+        self._policy = StaticPolicy(plan.candidate)
+        self._tokenizer = load_tokenizer(self.loaded.folder)
+        self.stop_token_ids = tuple(
+            sorted(
+                {
+                    *stop_token_ids(
+                        self.loaded.config, self.loaded.generation_config, self._tokenizer
+                    ),
+                    *self.loaded.adapter.extra_stop_token_ids,
+                }
+            )
+        )
+        self.engine = self._make_engine(plan, backend)
+
+    def _make_engine(self, plan: RunPlan, backend: AttentionBackend) -> Engine:
+        opts, loaded = self.options, self.loaded
+        size = size_cache(opts, loaded.adapter, plan.full_loops, loaded.dtype, loaded.device)
         self.max_model_len = size.max_model_len
         logger.info(
-            "%s: %d loops, cache of %d tokens in %d blocks (%.0f MiB), %s",
-            self.loaded.name,
-            self.full_loops,
+            "%s: %d loops, cache of %d tokens in %d blocks (%.0f MiB), %s, stops at tokens %s",
+            loaded.name,
+            plan.full_loops,
             size.num_blocks * opts.block_size,
             size.num_blocks,
             size.num_bytes / 2**20,
             _how(plan),
+            list(self.stop_token_ids),
         )
         pool = KVPool(
-            adapter.kv_planes(self.full_loops),
+            loaded.adapter.kv_planes(plan.full_loops),
             size.num_blocks,
             opts.block_size,
-            self.loaded.dtype,
-            self.loaded.device,
+            loaded.dtype,
+            loaded.device,
         )
         runner = ModelRunner(
-            adapter,
+            loaded.adapter,
             pool,
             backend,
-            full_loops=self.full_loops,
+            full_loops=plan.full_loops,
             max_num_seqs=opts.max_num_seqs,
-            max_model_len=self.max_model_len,
-            device=self.loaded.device,
+            max_model_len=size.max_model_len,
+            device=loaded.device,
             exit_rule=plan.exit_rule,
         )
         scheduler = Scheduler(
@@ -103,31 +123,31 @@ class LLM:
             # Computing a prompt again at full depth would undo the exits of the tokens behind it.
             save_cache=runner.save_cache if plan.exit_rule else None,
         )
-        self._tokenizer = load_tokenizer(self.loaded.folder)
-        self.engine = Engine(
+        return Engine(
             runner,
             scheduler,
-            StaticPolicy(plan.candidate),
-            max_model_len=self.max_model_len,
-            eos_token_ids={
-                *stop_token_ids(self.loaded.config, self.loaded.generation_config, self._tokenizer),
-                *adapter.extra_stop_token_ids,
-            },
+            self._policy,
+            max_model_len=size.max_model_len,
+            eos_token_ids=self.stop_token_ids,
             seed=opts.seed,
         )
 
     @property
     def speculation(self) -> Candidate:
         """The (K, d) that the next round runs."""
-        return self._candidate
+        return self._policy.candidate
 
-    def set_speculation(self, num_speculative_tokens: int, draft_loops: int = 0) -> None:
-        """Use another (K, d) from the next round on; moves no tensors and changes no text."""
+    def set_speculation(self, num_speculative_tokens: int, draft_loops: int | None = None) -> None:
+        """Use another (K, d) from the next round on; moves no tensors and changes no text.
+
+        `draft_loops` left out is what the model family suggests.
+        """
         if num_speculative_tokens and self.options.early_exit:
             raise UnsupportedError("early exit cannot be combined with speculation")
-        candidate = Candidate(num_speculative_tokens, draft_loops).check(self.full_loops)
-        self._candidate = candidate
-        self.engine.policy = StaticPolicy(candidate)
+        candidate = complete_candidate(
+            num_speculative_tokens, draft_loops, self.loaded.adapter, self.full_loops
+        )
+        self.engine.policy = self._policy = StaticPolicy(candidate)
 
     def get_tokenizer(self) -> Tokenizer:
         """Return the model's tokenizer; raise `ConfigError` if the model folder has none."""
@@ -155,7 +175,7 @@ class LLM:
             ConfigError: a prompt is empty or holds an unknown token id; nothing was run.
             CapacityError: a prompt can never fit; nothing was run.
         """
-        requests = self._submit(prompts, sampling_params)
+        requests = self._submit(self._check(prompts, sampling_params))
         with tqdm(total=len(requests), desc="Requests", disable=not use_tqdm) as bar:
             for running in self._run(requests):
                 bar.update(sum(request.finish_reason is not None for request in running))
@@ -166,9 +186,16 @@ class LLM:
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
     ) -> Iterator[StreamChunk]:
-        """Complete prompts and yield new text as it is committed; closing the iterator aborts the
-        rest."""
-        requests = self._submit(prompts, sampling_params)
+        """Complete prompts and yield new text as it is committed.
+
+        A wrong call is refused at once; work begins when the iterator is first read, and closing it
+        aborts the rest.
+        """
+        checked = self._check(prompts, sampling_params)
+        return self._stream(checked)
+
+    def _stream(self, checked: Sequence[_Checked]) -> Iterator[StreamChunk]:
+        requests = self._submit(checked)
         index = {request.request_id: number for number, request in enumerate(requests)}
         for running in self._run(requests):
             for request in running:
@@ -182,14 +209,14 @@ class LLM:
         messages: Sequence[dict[str, str]],
         sampling_params: SamplingParams | None = None,
         use_tqdm: bool = True,
-        **template_options: Any,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer a conversation, rendered by the model's own chat template.
 
-        `messages` are mappings with `role` and `content`; `template_options` are variables of the
-        template, such as `enable_thinking`.
+        `messages` are mappings with `role` and `content`; `chat_template_kwargs` are variables of
+        the template, such as `enable_thinking`.
         """
-        prompt = self.get_tokenizer().apply_chat_template(messages, **template_options)
+        prompt = self.get_tokenizer().apply_chat_template(messages, **(chat_template_kwargs or {}))
         return self.generate(prompt, sampling_params, use_tqdm)
 
     def stats(self) -> dict[str, Any]:
@@ -227,12 +254,13 @@ class LLM:
                 if request.finish_reason is None:
                     self.engine.abort(request)
 
-    def _submit(
+    def _check(
         self,
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-    ) -> list[Request]:
-        items = _as_list(prompts)
+    ) -> list[_Checked]:
+        """Return every prompt with its tokens and parameters, or refuse the call."""
+        items = as_prompts(prompts)
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             params = [sampling_params or SamplingParams()] * len(items)
         else:
@@ -242,44 +270,56 @@ class LLM:
                     f"sampling_params must be one, or one per prompt: got {len(params)} for "
                     f"{len(items)} prompts"
                 )
-        encoded = [self._encode(number, item) for number, item in enumerate(items)]
+        if self._tokenizer is None and any(one.stop_strings for one in params):
+            raise ConfigError("stop strings need a tokenizer, and this model folder has none")
+        return [
+            _Checked(item.text, self._tokens(number, item), one)
+            for number, (item, one) in enumerate(zip(items, params, strict=True))
+        ]
+
+    def _tokens(self, number: int, item: Prompt) -> list[int]:
+        tokens = item.token_ids
+        if tokens is None:
+            tokens = self.get_tokenizer().encode(item.text or "")
+        if not tokens:
+            raise ConfigError(f"prompt {number} is empty: give at least one token")
+        vocab_size = self.loaded.adapter.geometry.vocab_size
+        for token in tokens:
+            if not 0 <= token < vocab_size:
+                raise ConfigError(
+                    f"prompt {number}: token id must be between 0 and {vocab_size - 1}, got {token}"
+                )
+        return tokens
+
+    def _submit(self, checked: Sequence[_Checked]) -> list[Request]:
+        """Queue every prompt or none."""
         requests: list[Request] = []
         try:
-            for item, token_ids, param in zip(items, encoded, params, strict=True):
-                requests.append(self._add(item, token_ids, param))
+            for one in checked:
+                detokenizer = None
+                if self._tokenizer is not None:
+                    detokenizer = IncrementalDetokenizer(
+                        self._tokenizer, skip_special_tokens=one.params.skip_special_tokens
+                    )
+                requests.append(
+                    self.engine.add_request(
+                        one.tokens, one.params, prompt=one.text, detokenizer=detokenizer
+                    )
+                )
         except BaseException:
             for request in requests:
                 self.engine.abort(request)
             raise
         return requests
 
-    def _add(self, item: str | list[int], token_ids: list[int], params: SamplingParams) -> Request:
-        detokenizer = None
-        if self._tokenizer is not None:
-            detokenizer = IncrementalDetokenizer(
-                self._tokenizer, skip_special_tokens=params.skip_special_tokens
-            )
-        elif params.stop_strings:
-            raise ConfigError("stop strings need a tokenizer, and this model folder has none")
-        return self.engine.add_request(
-            token_ids,
-            params,
-            prompt=item if isinstance(item, str) else None,
-            detokenizer=detokenizer,
-        )
 
-    def _encode(self, number: int, item: str | list[int]) -> list[int]:
-        token_ids = self.get_tokenizer().encode(item) if isinstance(item, str) else item
-        if not token_ids:
-            raise ConfigError(f"prompt {number} is empty: give at least one token")
-        vocab_size = self.loaded.adapter.geometry.vocab_size
-        for token_id in token_ids:
-            if not 0 <= token_id < vocab_size:
-                raise ConfigError(
-                    f"prompt {number}: token id must be between 0 and {vocab_size - 1}, "
-                    f"got {token_id}"
-                )
-        return token_ids
+@dataclass(frozen=True)
+class _Checked:
+    """A prompt that may run: its text if it came as one, its tokens, its parameters."""
+
+    text: str | None
+    tokens: list[int]
+    params: SamplingParams
 
 
 def _how(plan: RunPlan) -> str:
@@ -288,34 +328,6 @@ def _how(plan: RunPlan) -> str:
         return f"early exit by {rule.criterion} at {rule.threshold:g}"
     k, d = plan.candidate.num_speculative_tokens, plan.candidate.draft_loops
     return f"speculation K={k} d={d}" if k else "speculation off"
-
-
-def _as_list(prompts: Prompts) -> list[str | list[int]]:
-    """Return prompts one by one, each a text or a list of token ids."""
-    if isinstance(prompts, str):
-        return [prompts]
-    items: list[object] = list(prompts)
-    alone = _as_tokens(items)
-    if alone:
-        return [alone]
-    result: list[str | list[int]] = []
-    for number, item in enumerate(items):
-        if isinstance(item, str):
-            result.append(item)
-            continue
-        tokens = _as_tokens(item) if isinstance(item, Sequence) else None
-        if tokens is None:
-            raise ConfigError(
-                f"prompt {number} must be a text or a list of token ids, got {type(item).__name__}"
-            )
-        result.append(tokens)
-    return result
-
-
-def _as_tokens(items: Sequence[object]) -> list[int] | None:
-    """Return token ids if that is what all of `items` are."""
-    tokens = [item for item in items if isinstance(item, int) and not isinstance(item, bool)]
-    return tokens if len(tokens) == len(items) else None
 
 
 _model = inspect.Parameter("model", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="str")

@@ -38,8 +38,11 @@ class Status(enum.Enum):
 
 
 class Request:
-    """State of one request. The scheduler owns its memory and status, the engine appends its
-    tokens."""
+    """State of one request.
+
+    The scheduler gives and takes `blocks` and `row`, the runner notes how many of the blocks its
+    table holds, and the engine commits tokens.
+    """
 
     def __init__(
         self,
@@ -64,6 +67,7 @@ class Request:
         self.num_computed = 0
         self.blocks: list[int] = []
         self.row = -1
+        self.num_table_blocks = 0
         self.saved_cache: object | None = None
         self.metrics = RequestMetrics()
         self.finish_reason: FinishReason | None = None

@@ -14,7 +14,12 @@ import torch
 from torch import Tensor
 
 from looped_spec.adapter import LoopState, ModelAdapter, StageContext
-from looped_spec.runtime.sampler import SamplingMode, SamplingTensors, choose_tokens
+from looped_spec.runtime.sampler import (
+    SamplingMode,
+    SamplingTensors,
+    choose_tokens,
+    gumbel_noise,
+)
 
 
 class RoundContext(StageContext, Protocol):
@@ -85,6 +90,10 @@ def speculative_round(
     row_positions = positions[:, None] + offsets
 
     ctx = context(row_positions, full_loops)
+    noise = None
+    if mode is not SamplingMode.GREEDY:  # a draft and its check use the same
+        vocab_size = adapter.geometry.vocab_size
+        noise = gumbel_noise(sampling.seeds[:, None], row_positions + 1, vocab_size)
 
     inputs = [tokens]
     kept: list[LoopState] = []
@@ -96,8 +105,10 @@ def speculative_round(
         kept.append(state)
         if step < k:
             logits = adapter.draft_readout(state, step_ctx)
-            next_positions = row_positions[:, step + 1 : step + 2]
-            inputs.append(choose_tokens(logits, next_positions, sampling, mode)[:, 0])
+            here = slice(step, step + 1)
+            own = None if noise is None else noise[:, here]
+            drafted = choose_tokens(logits, row_positions[:, here] + 1, sampling, mode, own)
+            inputs.append(drafted[:, 0])
 
     if kept and resumable:
         state = tuple(torch.cat(parts, dim=1) for parts in zip(*kept, strict=True))
@@ -107,7 +118,8 @@ def speculative_round(
         shallow = 0
     for index in range(shallow, full_loops):
         state = adapter.loop(state, index, ctx)
-    targets = choose_tokens(adapter.readout(state, ctx), row_positions + 1, sampling, mode)
+    logits = adapter.readout(state, ctx)
+    targets = choose_tokens(logits, row_positions + 1, sampling, mode, noise)
 
     if k:
         drafts = torch.stack(inputs[1:], dim=1)
@@ -129,6 +141,7 @@ def prefill(
     full_loops: int,
     mode: SamplingMode,
     want_tokens: bool,
+    readout_has_planes: bool,
 ) -> Tensor | None:
     """Run known tokens ([B, T] int64) at full depth; return the next token of each request, [B]
     int64.
@@ -140,7 +153,7 @@ def prefill(
     state = adapter.prelude(tokens, ctx)
     for index in range(full_loops):
         state = adapter.loop(state, index, ctx)
-    if not want_tokens and not any(p.kind == "readout" for p in adapter.kv_planes(full_loops)):
+    if not want_tokens and not readout_has_planes:
         return None
     logits = adapter.readout(state, ctx)
     assert logits.shape[1] == 1, "readout must pass its rows through ctx.logit_rows before the head"

@@ -27,9 +27,14 @@ def plan_run(options: EngineOptions, adapter: ModelAdapter) -> RunPlan:
     """Complete the options by what the adapter suggests; needs no weights.
 
     Raises:
-        ConfigError: a depth, K or d is out of the model's range.
+        ConfigError: a depth, K, d or max_model_len is out of the model's range.
         UnsupportedError: early exit was asked of a model that gives no signal for it.
     """
+    limit = adapter.geometry.max_model_len
+    if options.max_model_len is not None and options.max_model_len > limit:
+        raise ConfigError(
+            f"max_model_len must be at most {limit} for this model, got {options.max_model_len}"
+        )
     full_loops = adapter.geometry.check_full_loops(
         adapter.geometry.default_full_loops if options.full_loops is None else options.full_loops
     )
@@ -40,20 +45,27 @@ def plan_run(options: EngineOptions, adapter: ModelAdapter) -> RunPlan:
 
 
 def choose_candidate(options: EngineOptions, adapter: ModelAdapter, full_loops: int) -> Candidate:
-    """Return the (K, d) of the options, completed by what the adapter suggests."""
-    suggested = adapter.default_speculation
-    if options.num_speculative_tokens is None:
-        if full_loops < 2:
-            return PLAIN
-        if suggested is None:
-            if adapter.speculation_note:
-                logger.info("speculation is off by default: %s", adapter.speculation_note)
-            return PLAIN
-        return Candidate(suggested[0], min(suggested[1], full_loops - 1)).check(full_loops)
-    draft_loops = options.draft_loops
+    """Return the (K, d) of the options, or what the adapter suggests where they give none."""
+    k = options.num_speculative_tokens
+    if k is not None:
+        return complete_candidate(k, options.draft_loops, adapter, full_loops)
+    if full_loops < 2:
+        return PLAIN
+    if adapter.default_speculation is None:
+        if adapter.speculation_note:
+            logger.info("speculation is off by default: %s", adapter.speculation_note)
+        return PLAIN
+    return complete_candidate(adapter.default_speculation[0], None, adapter, full_loops)
+
+
+def complete_candidate(
+    num_speculative_tokens: int, draft_loops: int | None, adapter: ModelAdapter, full_loops: int
+) -> Candidate:
+    """Return a (K, d) that the model can do; d left out is what the adapter suggests."""
     if draft_loops is None:
+        suggested = adapter.default_speculation
         draft_loops = min(suggested[1] if suggested else 1, max(full_loops - 1, 1))
-    return Candidate(options.num_speculative_tokens, draft_loops).check(full_loops)
+    return Candidate(num_speculative_tokens, draft_loops).check(full_loops)
 
 
 def choose_exit_rule(

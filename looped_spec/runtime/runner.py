@@ -56,17 +56,31 @@ class ModelRunner:
         self.full_loops = full_loops
         self.device = device
         self.exit_rule = exit_rule
+        self._readout_has_planes = any(p.kind == "readout" for p in adapter.kv_planes(full_loops))
         width = blocks_for(max_model_len, pool.block_size)
         self._tables = torch.zeros(max_num_seqs, width, dtype=torch.int64, device=device)
 
-    def write_table(self, row: int, column: int, blocks: Sequence[int]) -> None:
-        """Set block-table entries of `row` from `column` on; behind them comes the trash block.
+    def prepare(self, requests: Sequence[Request]) -> None:
+        """Bring tables and cache in line with what the requests hold now; call it before they run.
 
-        What a former request left in the row is gone: no table ever names a block of another one.
+        It compares states instead of being told of changes, so a step that failed halfway is made
+        good by the next one.
         """
-        unused = self._tables.shape[1] - column - len(blocks)
-        entries = torch.tensor([*blocks, *[TRASH_BLOCK] * unused], dtype=torch.int64)
-        self._tables[row, column:] = entries.to(self.device)
+        for request in requests:
+            start, stop = request.num_table_blocks, len(request.blocks)
+            if start < stop:
+                self.write_table(request.row, start, request.blocks[start:])
+                request.num_table_blocks = stop
+            if request.saved_cache is not None:
+                self._restore_cache(request)
+
+    def write_table(self, row: int, column: int, blocks: Sequence[int]) -> None:
+        """Set block-table entries of `row` from `column` on; a row begun anew is cleared first, so
+        that no table names a block of the row's former request."""
+        if column == 0:
+            self._tables[row] = TRASH_BLOCK
+        entries = torch.tensor(blocks, dtype=torch.int64)
+        self._tables[row, column : column + len(blocks)] = entries.to(self.device)
 
     @torch.inference_mode()
     def prefill(self, chunks: Sequence[PrefillChunk]) -> list[int | None]:
@@ -128,11 +142,11 @@ class ModelRunner:
         return RoundResult([row[1:] for row in host], [row[0] for row in host], work)
 
     def save_cache(self, request: Request) -> object:
-        """Copy what a request has computed to the host; `restore_cache` puts it back."""
+        """Copy what a request has computed to the host; `prepare` puts it back."""
         used = blocks_for(request.num_computed, self.pool.block_size)
         return self.pool.save(request.blocks[:used])
 
-    def restore_cache(self, request: Request) -> None:
+    def _restore_cache(self, request: Request) -> None:
         """Put a saved cache into the blocks that the request holds now."""
         saved = cast("list[tuple[Tensor, Tensor]]", request.saved_cache)
         used = blocks_for(request.num_computed, self.pool.block_size)
@@ -168,6 +182,7 @@ class ModelRunner:
             full_loops=self.full_loops,
             mode=mode,
             want_tokens=want,
+            readout_has_planes=self._readout_has_planes,
         )
         if out is None:
             return [None] * len(chunks)

@@ -50,7 +50,11 @@ class SamplingTensors:
 
 
 def choose_tokens(
-    logits: Tensor, positions: Tensor, params: SamplingTensors, mode: SamplingMode
+    logits: Tensor,
+    positions: Tensor,
+    params: SamplingTensors,
+    mode: SamplingMode,
+    noise: Tensor | None = None,
 ) -> Tensor:
     """Choose one token a row.
 
@@ -60,6 +64,7 @@ def choose_tokens(
         params: of the B requests.
         mode: what the batch needs at most; a row's choice is the same in every mode that suffices
             for it.
+        noise: [B, T, V] fp32, `gumbel_noise` of these positions where it is known already.
 
     Returns:
         [B, T] int64 token ids.
@@ -74,7 +79,8 @@ def choose_tokens(
     scaled = (scaled - scaled.gather(-1, greedy[..., None])) / temperature
     if mode is SamplingMode.FILTERED:
         scaled = filter_logits(scaled, params)
-    noise = gumbel_noise(params.seeds[:, None], positions, logits.shape[-1])
+    if noise is None:
+        noise = gumbel_noise(params.seeds[:, None], positions, logits.shape[-1])
     return torch.where(is_greedy, greedy, (scaled + noise).argmax(dim=-1))
 
 

@@ -27,16 +27,10 @@ class PrefillChunk:
 
 @dataclass
 class Schedule:
-    """What one step runs: `decode` in the order of arrival, after the prefill chunks.
-
-    `new_blocks` lists (request, first column, block ids): block-table entries that changed.
-    `restored` lists requests whose saved cache has to be put back into their new blocks.
-    """
+    """What one step runs: `decode` in the order of arrival, after the prefill chunks."""
 
     prefill: list[PrefillChunk] = field(default_factory=list)
     decode: list[Request] = field(default_factory=list)
-    new_blocks: list[tuple[Request, int, list[int]]] = field(default_factory=list)
-    restored: list[Request] = field(default_factory=list)
 
 
 class Scheduler:
@@ -119,9 +113,9 @@ class Scheduler:
             if request.status is not Status.DECODING:  # preempted for an earlier one
                 continue
             tokens = min(request.num_tokens + num_speculative_tokens, request.max_cached_tokens)
-            while not self._grow(step, request, tokens):
+            while not self._grow(request, tokens):
                 victim = self.running[-1]
-                self._preempt(step, victim)
+                self._preempt(victim)
                 if victim is request:
                     break
             else:
@@ -138,10 +132,9 @@ class Scheduler:
             self.waiting.popleft()
             request.row = self._free_rows.pop()
             self.running.append(request)
-            self._grow(step, request, request.num_tokens)
+            self._grow(request, request.num_tokens)
             if request.saved_cache is not None:
                 request.status = Status.DECODING
-                step.restored.append(request)
                 continue
             request.status = Status.PREFILLING
             budget = self._add_chunk(step, request, budget)
@@ -152,25 +145,24 @@ class Scheduler:
             step.prefill.append(PrefillChunk(request, request.num_computed, stop))
         return budget - (stop - request.num_computed)
 
-    def _grow(self, step: Schedule, request: Request, num_tokens: int) -> bool:
+    def _grow(self, request: Request, num_tokens: int) -> bool:
         """Give `request` blocks for `num_tokens` tokens; False if there are too few."""
-        held = len(request.blocks)
-        missing = blocks_for(num_tokens, self.block_size) - held
+        missing = blocks_for(num_tokens, self.block_size) - len(request.blocks)
         if missing <= 0:
             return True
         blocks = self.allocator.allocate(missing)
         if blocks is None:
             return False
         request.blocks.extend(blocks)
-        step.new_blocks.append((request, held, blocks))
         return True
 
-    def _preempt(self, step: Schedule, request: Request) -> None:
+    def _preempt(self, request: Request) -> None:
         """Take a request's memory; it keeps its tokens and computes them again when there is
         room, unless its cache is saved."""
         self.running.remove(request)
         if self._save_cache is not None and request.status is Status.DECODING:
-            request.saved_cache = self._save_cache(request)
+            if request.saved_cache is None:  # else it was not put back yet
+                request.saved_cache = self._save_cache(request)
         else:
             request.num_computed = 0
         self._release(request)
@@ -178,10 +170,10 @@ class Scheduler:
         request.metrics.num_preemptions += 1
         self.num_preemptions += 1
         self.waiting.appendleft(request)
-        step.new_blocks = [change for change in step.new_blocks if change[0] is not request]
 
     def _release(self, request: Request) -> None:
         self.allocator.free(request.blocks)
         request.blocks = []
+        request.num_table_blocks = 0
         self._free_rows.append(request.row)
         request.row = -1

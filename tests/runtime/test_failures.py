@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
 from toys import GREEDY, PROMPTS, assert_all_free, like, oracle_text, run_to_end
 
 from looped_spec.adapter import LoopState, StageContext
+from looped_spec.runtime.early_exit import ExitRule
 from looped_spec.sampling_params import SamplingParams
 from looped_spec.testing.engine import make_engine
-from looped_spec.testing.toy import ToyAdapter
+from looped_spec.testing.toy import ToyAdapter, make_toy
 
 
 class BrokenError(Exception):
@@ -143,4 +145,33 @@ def test_a_policy_that_fails_leaks_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     with pytest.raises(BrokenError):
         run_to_end(engine)
     assert request.finish_reason == "length"
+    assert_all_free(engine)
+
+
+@pytest.mark.parametrize("part", ["write_table", "_restore_cache"])
+def test_a_failure_while_tables_or_caches_are_set_up_is_made_good_by_the_next_step(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule = ExitRule("gate", 1.0, 1, 4) if part == "_restore_cache" else None
+    engine = make_engine(make_toy(), exit_rule=rule, num_blocks=9)
+    requests = [engine.add_request(prompt, GREEDY) for prompt in PROMPTS]
+    working = getattr(engine.runner, part)
+    calls = itertools.count()
+
+    def sometimes(*args: Any) -> None:
+        if next(calls) % 3 == 0:
+            raise BrokenError
+        working(*args)
+
+    monkeypatch.setattr(engine.runner, part, sometimes)
+    failures = 0
+    for _ in range(500):
+        if not engine.has_work:
+            break
+        try:
+            engine.step()
+        except BrokenError:
+            failures += 1
+    assert failures > 0
+    assert [r.output_token_ids for r in requests] == [oracle_text(p, GREEDY) for p in PROMPTS]
     assert_all_free(engine)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import logging
+import pickle
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from looped_spec import LLM, SamplingParams
 from looped_spec.errors import CapacityError, ConfigError
@@ -213,3 +217,78 @@ def test_a_failure_in_the_model_frees_everything_and_the_next_call_works(
             llm.generate([[3, 4, 5], [6]], GREEDY, use_tqdm=False)
     assert_idle(llm)
     assert texts(llm, [[3, 4, 5]]) == expected
+
+
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        {"prompt_token_ids": [3, 4, 5]},
+        [{"prompt_token_ids": [3, 4, 5]}],
+        [(3, 4, 5)],
+        np.array([3, 4, 5]),
+        np.array([[3, 4, 5]]),
+        [torch.tensor([3, 4, 5])],
+        [list(np.array([3, 4, 5]))],
+    ],
+)
+def test_a_prompt_may_come_in_the_forms_that_users_have(llm: LLM, prompts: Any) -> None:
+    assert texts(llm, prompts) == texts(llm, [[3, 4, 5]])
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ({"prompts": "x"}, r"unknown key of prompt 0: 'prompts' \(did you mean 'prompt'"),
+        ({"prompt_token_ids": "x"}, "prompt 0 must be a text or a list of token ids"),
+        ({"prompt": {"prompt": "x"}}, "prompt 0 must be a text or a list of token ids"),
+        ({}, "prompt 0 must be a text or a list of token ids"),
+        (np.array([3.0]), "prompt 0 must be a text or a list of token ids"),
+    ],
+)
+def test_a_prompt_of_another_form_is_refused(llm: LLM, prompt: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        llm.generate([prompt], GREEDY, use_tqdm=False)
+
+
+def test_a_wrong_stream_is_refused_at_the_call_and_a_stream_not_read_runs_nothing(llm: LLM) -> None:
+    with pytest.raises(ConfigError, match="prompt 0 is empty"):
+        llm.stream([[]], GREEDY)
+    llm.stream([[3]], GREEDY)
+    assert_idle(llm)
+
+
+def test_set_speculation_takes_the_familys_draft_depth() -> None:
+    llm = make(num_speculative_tokens=0, draft_loops=None)
+    llm.set_speculation(3)
+    assert llm.speculation == LLM(FOLDER, num_speculative_tokens=3).speculation
+
+
+def test_greedy_text_of_a_seed_dependent_model_repeats_in_any_place() -> None:
+    folder = str(Path(__file__).parent.parent / "golden" / "huginn-b")
+    llm = LLM(folder, seed=3)
+    first = texts(llm, [[3, 4], [5], [3, 4]])
+    assert first[0] == first[2]
+    assert texts(llm, [[5], [3, 4]]) == [first[1], first[0]]
+    assert texts(LLM(folder, seed=4), [[3, 4]]) != [first[0]]
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"temprature": 0}, r"unknown sampling parameter 'temprature' \(did you mean 'temperat"),
+        ({"n": 2}, "sampling parameter 'n' is not supported"),
+        ({"top_p": 0}, r"top_p must be in \(0, 1\], got 0"),
+        ({"max_tokens": 0}, "max_tokens must be at least 1, got 0"),
+        ({"temperature": float("inf")}, "temperature must be at least 0, got inf"),
+        ({"stop": [""]}, "stop must be non-empty strings"),
+    ],
+)
+def test_a_wrong_sampling_parameter_is_refused(params: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        SamplingParams(**params)
+
+
+def test_sampling_parameters_can_be_copied_and_pickled() -> None:
+    params = SamplingParams(temperature=0.5, stop="x", stop_token_ids={4, 2})
+    assert pickle.loads(pickle.dumps(params)) == params
+    assert dataclasses.replace(params, max_tokens=3).stop_strings == ("x",)

@@ -46,8 +46,11 @@ class FakeRunner:
         self.chunks: list[list[PrefillChunk]] = []
         self.rounds: list[list[Request]] = []
 
-    def write_table(self, row: int, column: int, blocks: Sequence[int]) -> None:
-        self.tables[row] = [*self.tables.get(row, [])[:column], *blocks]
+    def prepare(self, requests: Sequence[Request]) -> None:
+        for request in requests:
+            known = self.tables.get(request.row, [])[: request.num_table_blocks]
+            self.tables[request.row] = [*known, *request.blocks[request.num_table_blocks :]]
+            request.num_table_blocks = len(request.blocks)
 
     def prefill(self, chunks: Sequence[PrefillChunk]) -> list[int | None]:
         self.chunks.append(list(chunks))
