@@ -5,9 +5,10 @@ Only headers are read here. Pickle files are refused, because unpickling one can
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -71,13 +72,20 @@ def scan_checkpoint(folder: Path) -> dict[str, StoredTensor]:
         )
     if found:
         return _scan_file(found[0])
-    pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
+    raise no_safetensors(folder, [path.name for path in folder.glob("*")])
+
+
+def no_safetensors(where: object, files: Iterable[str]) -> ModelLoadError:
+    """Make the error for a place whose files, of the names `files`, have no safetensors."""
+    pickles = sorted(
+        name for name in files if any(fnmatchcase(name, pattern) for pattern in _PICKLES)
+    )
     if pickles:
-        raise ModelLoadError(
-            f"{folder} holds pickle weights only ({some_names(pickles)}): loading pickle can run "
+        return ModelLoadError(
+            f"{where} holds pickle weights only ({some_names(pickles)}): loading pickle can run "
             "any code, so it is refused; convert the weights to safetensors"
         )
-    raise ModelLoadError(f"{folder} holds no weights: expected {SINGLE_FILE} or {INDEX_FILE}")
+    return ModelLoadError(f"{where} holds no weights: expected {SINGLE_FILE} or {INDEX_FILE}")
 
 
 @contextmanager

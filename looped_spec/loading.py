@@ -67,13 +67,14 @@ def load_adapter(
 ) -> LoadedModel:
     """Load `model` (see `resolve_model_source`), for "dummy" with random weights.
 
-    Everything that can be wrong is checked before weights are allocated, cheap things first; so
-    does `check`, which gets the adapter without weights and raises to refuse it. `seed` is that of
-    the dummy weights. `plugins` are by default those of the environment.
+    Everything that can be wrong is checked before weights are downloaded or allocated, cheap things
+    first; so does `check`, which gets the adapter without weights and raises to refuse it. `seed`
+    is that of the dummy weights. `plugins` are by default those of the environment.
     """
     if load_format not in LOAD_FORMATS:
-        hint = closest(load_format, LOAD_FORMATS)
-        raise ConfigError(f"load_format must be auto or dummy, got '{load_format}'{hint}")
+        raise ConfigError(
+            f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {load_format!r}"
+        )
     chosen_device = choose_device(device)
     _explicit_dtype(dtype)  # a misspelt dtype is refused before a download
     manager = PluginManager() if plugins is None else plugins
@@ -87,6 +88,7 @@ def load_adapter(
     if load_format == "dummy":
         init_dummy_weights(adapter, chosen_device, chosen_dtype, seed)
     else:
+        source.fetch_weights()
         load_weights(adapter, source.folder, chosen_device, chosen_dtype)
     return LoadedModel(
         adapter=adapter,

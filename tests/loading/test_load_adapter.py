@@ -17,6 +17,7 @@ from looped_spec import loading
 from looped_spec.adapter import Capabilities
 from looped_spec.errors import ConfigError, ModelLoadError, PluginError, UnsupportedError
 from looped_spec.loading import choose_device, choose_dtype, load_adapter
+from looped_spec.options import EngineOptions
 from looped_spec.testing.dense import DenseContext
 
 
@@ -148,9 +149,15 @@ def test_state_beside_the_planes_is_refused(
         load_adapter(tmp_path, device="cpu", load_format="dummy")
 
 
-def test_a_misspelt_load_format(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"got 'dumy' \(did you mean 'dummy'\?\)"):
-        load_adapter(tmp_path, load_format="dumy")
+@pytest.mark.parametrize("load_format", ["dumy", "", None, 1])
+def test_a_load_format_of_no_known_name_is_told_alike_everywhere(
+    tmp_path: Path, load_format: Any
+) -> None:
+    with pytest.raises(ConfigError, match="load_format must be one of auto, dummy, got ") as direct:
+        load_adapter(tmp_path, load_format=load_format)
+    with pytest.raises(ConfigError) as option:
+        EngineOptions(load_format=load_format)
+    assert str(direct.value) == str(option.value)
 
 
 @pytest.mark.parametrize("device", ["gpu", "mps", "cuda:x", "", 0.5])

@@ -9,10 +9,11 @@ from typing import Any
 
 import huggingface_hub
 import pytest
+from fake_hub import FakeHub
 from huggingface_hub import constants, errors
 
 from looped_spec.errors import ConfigError, LoopedSpecError, ModelLoadError, PluginError
-from looped_spec.model_source import resolve_model_source
+from looped_spec.model_source import ModelSource, resolve_model_source
 
 
 class FakePlugins:
@@ -32,7 +33,7 @@ class FakePlugins:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[Any]]:
-    """Put a function in the place of the download, which returns a folder or raises."""
+    """Put a function in the place of all requests, which returns a folder or raises."""
 
     def install(error: Exception | None = None) -> list[Any]:
         calls: list[Any] = []
@@ -44,6 +45,7 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[A
             return str(tmp_path)
 
         monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+        monkeypatch.setattr(huggingface_hub, "list_repo_files", snapshot_download)
         return calls
 
     return install
@@ -122,36 +124,78 @@ def test_a_name_of_no_form_is_told_the_three_forms(model: str) -> None:
         resolve_model_source(model)
 
 
-def test_a_hub_id_fetches_no_code_and_no_pickle(
-    tmp_path: Path, hub: Callable[..., list[Any]]
+def test_a_hub_id_fetches_no_code_and_no_pickle_and_weights_only_when_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls = hub()
-    source = resolve_model_source("org/name", "abc123")
-    assert (source.folder, source.name, source.revision) == (tmp_path, "org/name", "abc123")
-    ((repo_id, options),) = calls
-    assert (repo_id, options["revision"]) == ("org/name", "abc123")
-    kept = set(
-        huggingface_hub.utils.filter_repo_objects(
-            [
-                "config.json",
-                "model-1.safetensors",
-                "tokenizer.json",
-                "merges.txt",
-                "vocab.json",
-                "chat_template.jinja",
-                "tokenizer.model",
-                "modeling_x.py",
-                "pytorch_model.bin",
-                "original/params.json",
-                "README.md",
-                "x.pt",
-            ],
-            allow_patterns=options["allow_patterns"],
-            ignore_patterns=options["ignore_patterns"],
-        )
-    )
-    assert len(kept) == 7
-    assert not any(name.endswith((".py", ".bin", ".pt", ".md")) or "/" in name for name in kept)
+    small = {
+        *("config.json", "tokenizer.json", "merges.txt", "vocab.json", "vocab.txt"),
+        *("chat_template.jinja", "tokenizer.model", "model.safetensors.index.json"),
+    }
+    weights = {"model-1.safetensors", "model-2.safetensors"}
+    never = ("modeling_x.py", "pytorch_model.bin", "original/params.json", "README.md", "x.pt")
+    hub = FakeHub(tmp_path).install(monkeypatch)
+    hub.add({**dict.fromkeys(small | weights, b""), **dict.fromkeys(never, b"")})
+    source = resolve_model_source("org/name", "v1")
+    assert (source.name, source.revision) == ("org/name", "v1")
+    assert hub.asked == [("org/name", "v1")]
+    assert hub.fetched() == {path.name for path in source.folder.iterdir()} == small
+    source.fetch_weights()
+    assert hub.fetched() == {path.name for path in source.folder.iterdir()} == small | weights
+
+
+def test_weights_come_from_the_commit_of_the_other_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = FakeHub(tmp_path).install(monkeypatch)
+    hub.add({"config.json": b"{}", "model.safetensors": b""})
+    source = resolve_model_source("org/name", "v1")
+    source.fetch_weights()
+    assert {revision for _, revision in hub.asked[1:]} == {source.folder.name} == {hub.commit}
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        (["pytorch_model.bin"], r"holds pickle weights only \(pytorch_model\.bin\): .* refused"),
+        (["pytorch_model-1-of-2.bin", "b.pt"], r"only \(b\.pt, pytorch_model-1-of-2\.bin\)"),
+        (["original/a.safetensors", "c.ckpt"], r"only \(c\.ckpt\)"),
+        (["original/a.safetensors", "original/b.pt"], "holds no weights: expected model"),
+        (["README.md", "model.gguf"], "holds no weights: expected model.safetensors or model"),
+        ([], "holds no weights"),
+    ],
+)
+def test_a_hub_model_without_safetensors_is_refused_before_any_weight_is_fetched(
+    files: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = FakeHub(tmp_path).install(monkeypatch)
+    hub.add({"config.json": b"{}", **dict.fromkeys(files, b"")})
+    source = resolve_model_source("org/name", "v1")
+    with pytest.raises(ModelLoadError, match=message) as caught:
+        source.fetch_weights()
+    assert str(caught.value).startswith("hub model org/name at revision 'v1' holds ")
+    assert "\n" not in str(caught.value)
+    assert hub.fetched() == {"config.json"}
+
+
+def test_weights_in_the_cache_need_no_list_of_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = FakeHub(tmp_path).install(monkeypatch)
+    hub.add({"config.json": b"{}", "model.safetensors": b""})
+    resolve_model_source("org/name").fetch_weights()
+    hub.asked.clear()
+    resolve_model_source("org/name").fetch_weights()
+    assert hub.asked == [("org/name", None), ("org/name", hub.commit)]
+
+
+def test_weights_of_a_folder_or_a_demo_are_there_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = FakeHub(tmp_path / "hub").install(monkeypatch)
+    plugins: Any = FakePlugins(tmp_path)
+    for model in (str(tmp_path), "demo:toy"):
+        resolve_model_source(model, plugins=plugins).fetch_weights()
+    assert hub.asked == []
 
 
 @pytest.mark.parametrize(
@@ -170,13 +214,15 @@ def test_a_hub_id_fetches_no_code_and_no_pickle(
     ],
 )
 def test_every_failure_of_the_hub_is_one_line(
-    error: Exception, message: str, hub: Callable[..., list[Any]]
+    error: Exception, message: str, hub: Callable[..., list[Any]], tmp_path: Path
 ) -> None:
     hub(error)
-    with pytest.raises(ModelLoadError, match=message) as caught:
-        resolve_model_source("org/name", "v1")
-    assert "org/name" in str(caught.value)
-    assert "\n" not in str(caught.value)
+    weightless = ModelSource(tmp_path, "org/name", "v1", from_hub=True)
+    for fetch in (lambda: resolve_model_source("org/name", "v1"), weightless.fetch_weights):
+        with pytest.raises(ModelLoadError, match=message) as caught:
+            fetch()
+        assert "org/name" in str(caught.value)
+        assert "\n" not in str(caught.value)
 
 
 def test_the_real_client_offline_with_an_empty_cache(
@@ -193,3 +239,23 @@ def test_without_the_hub_client_it_says_what_to_install(monkeypatch: pytest.Monk
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(LoopedSpecError, match="pip install huggingface_hub"):
         resolve_model_source("org/name")
+
+
+def test_the_real_client_offline_with_a_model_in_its_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    commit = "0123456789abcdef0123456789abcdef01234567"
+    repository = tmp_path / "models--org--name"
+    folder = repository / "snapshots" / commit
+    folder.mkdir(parents=True)
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(commit)
+    (folder / "config.json").write_text("{}")
+    source = resolve_model_source("org/name")
+    assert source.folder.resolve() == folder.resolve()
+    with pytest.raises(ModelLoadError, match=r"org/name could not be fetched"):
+        source.fetch_weights()
+    (folder / "model.safetensors").write_text("")
+    source.fetch_weights()
