@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import dataclasses
 import json
-import sys
 from typing import Any
 
 from looped_spec.adapter import Capabilities
+from looped_spec.cli import console
 from looped_spec.plugins import PluginManager, PluginRecord
 from looped_spec.settings import PLUGINS, STRICT_PLUGINS, Settings
 from looped_spec.version import __version__
@@ -25,11 +24,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print the plugins; a broken one is a line of the output, not a failure of the command."""
     manager = PluginManager()
-    with contextlib.redirect_stdout(sys.stderr):  # Plugins that print must not spoil the output.
+    with console.stdout_for_ours_alone():
         records = manager.records()
-    print(_as_json(manager, records) if args.json else _as_table(manager.settings, records))
+    text = _as_json(manager, records) if args.json else _as_table(manager.settings, records)
+    console.write(f"{text}\n")
     for warning in manager.warnings():
-        print(f"looped-spec: warning: {warning}", file=sys.stderr)
+        console.note(f"warning: {warning}")
     return 0
 
 

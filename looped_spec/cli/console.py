@@ -7,9 +7,11 @@ import logging
 import os
 import sys
 from collections.abc import Iterator
+from typing import TextIO
 
-from looped_spec.cli.main import PROG
 from looped_spec.errors import LoopedSpecError
+
+PROG = "looped-spec"
 
 _LOGGER = "looped_spec"
 # A model may write anything; a terminal would obey these instead of showing them.
@@ -22,14 +24,15 @@ def is_terminal(stream: object) -> bool:
     return bool(isatty and isatty())
 
 
-def write(text: str) -> None:
+def write(text: str, is_trusted: bool = False) -> None:
     """Write text to stdout at once; what its encoding lacks becomes an escape.
 
+    So do control characters on a terminal, unless the text `is_trusted`, which is our own alone.
     Raises `LoopedSpecError` if it cannot be written, `BrokenPipeError` if the reader went away.
     """
     if sys.stdout is None:
         return
-    if is_terminal(sys.stdout):
+    if is_terminal(sys.stdout) and not is_trusted:
         text = text.translate(_CONTROLS)
     encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
     try:
@@ -38,15 +41,27 @@ def write(text: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        _discard_stdout()
+        discard_stdout()
         raise LoopedSpecError(f"cannot write to stdout: {error.strerror}") from error
+
+
+def flush() -> None:
+    """Write what is still buffered for stdout; raises what `write` raises."""
+    write("")
 
 
 def note(text: str) -> None:
     """Print one line of diagnostics on stderr, if there still is one."""
     if sys.stderr is not None:
-        with contextlib.suppress(OSError):
+        try:
             print(f"{PROG}: {text}", file=sys.stderr, flush=True)
+        except OSError:
+            _discard(sys.stderr)
+
+
+def stdout_for_ours_alone() -> contextlib.AbstractContextManager[object]:
+    """Send to stderr what others print for a while: a plugin must not spoil the output."""
+    return contextlib.redirect_stdout(sys.stderr)
 
 
 @contextlib.contextmanager
@@ -65,13 +80,14 @@ def log_level(verbose: bool) -> Iterator[None]:
         logger.setLevel(before)
 
 
-def shorten(text: str, width: int = 70) -> str:
-    """Return the start of a text on one line."""
-    line = " ".join(text.split())
-    return line if len(line) <= width else f"{line[: width - 3]}..."
-
-
-def _discard_stdout() -> None:
+def discard_stdout() -> None:
     """Drop what is still buffered, so that the interpreter's last flush does not fail aloud."""
+    if sys.stdout is not None:
+        _discard(sys.stdout)
+
+
+def _discard(stream: TextIO) -> None:
     with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, stream.fileno())
+        os.close(null)

@@ -74,18 +74,15 @@ def _add_flag(
     if field.default is not None:
         text = f"{text} (default: {field.default})"
     kind = str(field.type).removesuffix(" | None")
-    if kind == "bool":
-        group.add_argument(
-            flag, action=argparse.BooleanOptionalAction, default=field.default, help=text
-        )
-    elif kind in _CONVERTERS:
-        group.add_argument(
-            flag,
-            type=_CONVERTERS[kind],
-            default=field.default,
-            metavar={"int": "N", "float": "X"}.get(kind, "NAME"),
-            help=text,
-        )
+    if kind not in _CONVERTERS:
+        raise TypeError(f"option {field.name} has type {field.type}, which no flag can be made of")
+    group.add_argument(
+        flag,
+        type=_CONVERTERS[kind],
+        default=field.default,
+        metavar={"int": "N", "float": "X"}.get(kind, "NAME"),
+        help=text,
+    )
 
 
 def _adapter_options(pairs: list[str]) -> dict[str, Any]:
@@ -98,6 +95,6 @@ def _adapter_options(pairs: list[str]) -> dict[str, Any]:
             raise ConfigError(f"--adapter-option {key} is given twice")
         try:
             options[key] = json.loads(value)
-        except (json.JSONDecodeError, RecursionError):
+        except (ValueError, RecursionError):
             options[key] = value
     return options

@@ -34,7 +34,6 @@ from looped_spec.cli.generate_report import (
 )
 from looped_spec.cli.generation import run_batch, run_streaming
 from looped_spec.cli.model_loading import load_model, memory_errors
-from looped_spec.cli.one_line_errors import use_one_line_errors
 from looped_spec.cli.prompts import add_prompt_flags, read_prompts
 from looped_spec.cli.sampling_flags import add_sampling_flags, sampling_params
 from looped_spec.errors import ConfigError
@@ -48,7 +47,6 @@ STDOUT = "-"
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `looped-spec generate`."""
-    use_one_line_errors(parser)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.usage = f"{parser.prog} MODEL (--prompt TEXT | --prompt-file FILE) [flags]"
     parser.add_argument("model", metavar="MODEL", help="demo:NAME, a local folder, or a hub id")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from looped_spec.cli import console
 from looped_spec.runtime.outputs import FinishReason, SpeculationMetrics
 from looped_spec.sampling_params import SamplingParams
 
@@ -47,7 +48,8 @@ def run_batch(
 ) -> Run:
     """Complete all prompts as one batch."""
     start = time.perf_counter()
-    results = llm.generate(list(prompts), list(params), use_tqdm=use_tqdm)
+    with console.stdout_for_ours_alone():
+        results = llm.generate(list(prompts), list(params), use_tqdm=use_tqdm)
     seconds = time.perf_counter() - start
     metrics = SpeculationMetrics()
     outputs = []

@@ -7,18 +7,17 @@ the exit code.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from looped_spec.cli import console
+from looped_spec.cli.console import PROG
+from looped_spec.cli.one_line_errors import use_one_line_errors
 from looped_spec.errors import ConfigError, LoopedSpecError, closest
 from looped_spec.settings import VARIABLES
 from looped_spec.version import __version__
-
-PROG = "looped-spec"
 
 VERBS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
@@ -37,17 +36,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command and return its exit code: 0, 2 for a user's mistake, 130 for Ctrl-C."""
     try:
         code = _run(list(sys.argv[1:] if argv is None else argv))
-        if sys.stdout is not None:
-            sys.stdout.flush()  # Here, so that a reader that went away is noticed below.
+        console.flush()  # Here, so that a reader that went away is noticed below.
         return code
     except LoopedSpecError as error:
-        _complain(f"error: {' '.join(str(error).split())}")
+        console.note(f"error: {' '.join(str(error).split())}")
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
-        _complain("interrupted")
+        console.note("interrupted")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        _discard_stdout()
+        console.discard_stdout()
         return EXIT_BROKEN_PIPE
 
 
@@ -68,10 +66,11 @@ def _run(arguments: list[str]) -> int:
         verb_parser = argparse.ArgumentParser(
             prog=f"{PROG} {verb}", description=module.__doc__, allow_abbrev=False
         )
+        use_one_line_errors(verb_parser)
         module.configure(verb_parser)
         args = verb_parser.parse_args(arguments[at + 1 :])
-    except SystemExit as stop:  # How argparse ends --help, --version and its errors.
-        return stop.code if isinstance(stop.code, int) else EXIT_USER_ERROR
+    except SystemExit:  # How argparse ends --help and --version.
+        return 0
     return int(module.run(args))
 
 
@@ -90,17 +89,5 @@ def _top_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     parser.add_argument("--version", action="version", version=f"{PROG} {__version__}")
+    use_one_line_errors(parser)
     return parser
-
-
-def _complain(text: str) -> None:
-    """Print one line on stderr, if there still is one."""
-    if sys.stderr is not None:
-        with contextlib.suppress(OSError):
-            print(f"{PROG}: {text}", file=sys.stderr)
-
-
-def _discard_stdout() -> None:
-    """Drop what is still buffered, so that the interpreter's last flush does not fail aloud."""
-    with contextlib.suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -8,7 +8,8 @@ import signal
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from looped_spec.cli.main import EXIT_INTERRUPTED, PROG
+from looped_spec.cli import console
+from looped_spec.cli.main import EXIT_INTERRUPTED
 from looped_spec.errors import CapacityError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ _NO_MEMORY = ("out of memory", "allocate memory")
 
 def load_model(model: str, options: Mapping[str, Any]) -> LLM:
     """Import the engine, which takes a while, and load `model` with keyword arguments of `LLM`."""
-    with _exit_on_interrupt():
+    with _exit_on_interrupt(), console.stdout_for_ours_alone():
         from looped_spec.runtime.llm import LLM
 
         return LLM(model, **options)
@@ -62,5 +63,5 @@ def _exit_on_interrupt() -> Iterator[None]:
 
 def _exit(number: int, frame: object) -> NoReturn:
     with contextlib.suppress(OSError):
-        os.write(2, f"{PROG}: interrupted\n".encode())
+        os.write(2, f"{console.PROG}: interrupted\n".encode())
     os._exit(EXIT_INTERRUPTED)

@@ -1,4 +1,4 @@
-"""Arguments that argparse refuses, as the one-line errors that all other mistakes are."""
+"""What argparse says, said as all the rest is: a mistake is one line, the help goes to stdout."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import re
 from typing import NoReturn
 
+from looped_spec.cli import console
 from looped_spec.errors import ConfigError, closest
 
 _FLAG = re.compile(r"--[a-z][a-z-]*")
@@ -13,7 +14,10 @@ _UNKNOWN = "unrecognized arguments: "
 
 
 def use_one_line_errors(parser: argparse.ArgumentParser) -> None:
-    """Make `parser` raise `ConfigError` with one line where it would print its usage and exit."""
+    """Make `parser` raise `ConfigError` with one line where it would print its usage and exit.
+
+    Help and version are written like any other output, so that a failure to do so is noticed.
+    """
 
     def error(message: str) -> NoReturn:
         text = message
@@ -23,7 +27,11 @@ def use_one_line_errors(parser: argparse.ArgumentParser) -> None:
             text = f"{message}; positional arguments come first, before any flag"
         raise ConfigError(f"{text}; see '{parser.prog} --help'")
 
+    def write(message: str, file: object = None) -> None:
+        console.write(message, is_trusted=True)
+
     parser.error = error  # type: ignore[method-assign]
+    parser._print_message = write  # type: ignore[method-assign]
 
 
 def _unknown(parser: argparse.ArgumentParser, words: list[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
@@ -42,7 +43,7 @@ def test_json_has_every_field_of_a_good_plugin(site: FakeSite) -> None:
         "status": "active",
         "model_types": ["fake_x", "fake_y"],
         "capabilities": {
-            "early_exit": [{"name": "gate", "default_threshold": 0.5}],
+            "early_exit": [dataclasses.asdict(ExitCriterion("gate", 0.5))],
             "resumable": True,
             "shadow_depths": True,
             "non_kv_state": None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import io
 import json
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 from command_runs import FakeTerminal, Generate
 
-from looped_spec.cli import console
+from looped_spec.cli import console, engine_flags
 from looped_spec.cli import main as cli
 from looped_spec.options import EngineOptions
 
@@ -144,6 +145,19 @@ def test_every_option_of_the_engine_has_a_flag(capsys: pytest.CaptureFixture[str
         assert f"--{name.removesuffix('s') if name == 'adapter-options' else name} " in shown
     assert "(default: 128)" in shown
     assert shown.count("\n  looped-spec generate ") >= 4
+
+
+@pytest.mark.parametrize("kind", ["bool", "list[int]", "int | str", "Path"])
+def test_an_option_that_no_flag_can_be_made_of_is_noticed(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    new = dataclasses.make_dataclass(
+        "Options", [("novel", kind, dataclasses.field(default=None, metadata={"help": ""}))],
+        bases=(EngineOptions,), frozen=True,
+    )  # fmt: skip
+    monkeypatch.setattr(engine_flags, "EngineOptions", new)
+    with pytest.raises(TypeError, match="option novel has type"):
+        engine_flags.add_engine_flags(argparse.ArgumentParser())
 
 
 def test_adapter_options_are_json_or_text() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
 import signal
@@ -12,11 +13,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
+from fake_plugins import FakeSite, plugin_source
 from tiny_model import write_tiny_model
 
 from looped_spec.cli.model_loading import _exit_on_interrupt
 
 PATIENCE_SECONDS = 120
+LOUD_MODEL = """
+import sys
+from importlib.abc import MetaPathFinder
+class Finder(MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name == "looped_spec.runtime.llm":
+            sys.meta_path.remove(self)
+            from looped_spec_ouro.adapter import OuroAdapter
+            loop = OuroAdapter.loop
+            def loud(self, state, index, *rest, **named):
+                print("loop", index)
+                return loop(self, state, index, *rest, **named)
+            OuroAdapter.loop = loud
+sys.meta_path.insert(0, Finder())
+"""
 
 
 def test_a_mistake_is_one_line_and_exit_code_2(
@@ -50,6 +67,21 @@ def test_an_output_that_takes_nothing_leaves_no_trace(
     assert done.returncode == expected[redirection]
     assert "Traceback" not in done.stderr and "Exception" not in done.stderr
     assert done.stderr.count("\n") <= 1
+
+
+@pytest.mark.parametrize("extra", [(), ("--compare", "--repeats", "1")])
+def test_what_plugins_and_models_print_stays_out_of_the_json(
+    extra: tuple[str, ...], tiny_model: Path, fake_site: FakeSite
+) -> None:
+    source = "print('hello', flush=True)\n" + plugin_source("fake_toy")
+    fake_site.add("fake-loud", source)
+    fake_site.write("sitecustomize", LOUD_MODEL)
+    arguments = [str(tiny_model), "--prompt", "a", "--max-tokens", "4", "--json", *extra]
+    arguments += ["--num-speculative-tokens", "1", "--draft-loops", "1"]
+    done = fake_site.run("-m", "looped_spec", "generate", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["model"] == "tiny"
+    assert "hello\n" in done.stderr and "loop 0\n" in done.stderr
 
 
 def wait_for_torch(process: subprocess.Popen[str]) -> None:

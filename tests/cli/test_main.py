@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -104,15 +106,37 @@ def test_an_unknown_verb_is_one_line_with_the_closest(capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize(
     "arguments",
-    [[], ["--nonsense"], ["--vers"], ["fake", "--nonsense"], ["fake", "--co", "1"]],
+    [[], ["--nonsense"], ["--vers"], ["fake", "--nonsense"], ["fake", "--co", "1"]]
+    + [["fake", "--count", "a\nb"], ["fake", "--count"], ["fake", "extra"]]
+    + [[verb, "--nonsense"] for verb in cli.VERBS],
 )
-def test_wrong_arguments_exit_with_2(
+def test_wrong_arguments_are_one_line_and_exit_code_2(
     arguments: list[str], verb: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "error: " in captured.err
+    assert captured.err.startswith("looped-spec: error: ")
+    assert captured.err.count("\n") == 1
+    assert " --help'" in captured.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "flag", "prog"),
+    [
+        (["--versoin"], "--version", "looped-spec"),
+        (["adapters", "--jsn"], "--json", "looped-spec adapters"),
+        (["generate", "model", "--jsn"], "--json", "looped-spec generate"),
+    ],
+)
+def test_an_unknown_flag_names_the_closest_and_the_help(
+    arguments: list[str], flag: str, prog: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    assert capsys.readouterr().err == (
+        f"looped-spec: error: unknown flag '{arguments[-1]}' (did you mean '{flag}'?); "
+        f"see '{prog} --help'\n"
+    )
 
 
 def test_the_help_of_a_verb_shows_its_options(
@@ -165,6 +189,45 @@ def test_a_reader_that_goes_away_is_no_error(arguments: str, unbuffered: str) ->
     process.stderr.close()
     assert process.wait(timeout=60) == 141
     assert complaints == ""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize(
+    "arguments",
+    ["--help", "--version", "adapters", "adapters --json"] + [f"{v} --help" for v in cli.VERBS],
+)
+def test_a_full_disk_is_one_line_and_exit_code_2(arguments: str, unbuffered: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "looped_spec", *arguments.split()],
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+        )
+    assert done.returncode == 2
+    assert done.stderr == ("looped-spec: error: cannot write to stdout: No space left on device\n")
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_an_error_that_cannot_be_shown_keeps_its_exit_code() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "looped_spec", "nonsense"], stderr=full, timeout=60
+        )
+    assert done.returncode == 2
+
+
+def test_only_the_console_writes_to_the_standard_streams() -> None:
+    found = []
+    for path in Path(cli.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+            if name == "print" or name.startswith(("sys.stdout.", "sys.stderr.")):
+                found.append(path.name)
+    assert set(found) == {"console.py"}
 
 
 @pytest.mark.parametrize("redirection", [">&-", ">&- 2>&-"])
