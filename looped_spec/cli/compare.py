@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from looped_spec.cli.generation import Generated, Run, run_batch
+from looped_spec.cli.generation import Generated, Prompt, Run, run_batch
 from looped_spec.control.plan import PLAIN, Candidate
 from looped_spec.errors import ConfigError
 from looped_spec.runtime.outputs import SpeculationMetrics
@@ -25,6 +25,14 @@ def nothing_to_compare() -> ConfigError:
     return ConfigError(
         "--compare has nothing to compare: speculation is off; set --num-speculative-tokens to 1 "
         "or more, and --draft-loops"
+    )
+
+
+def no_comparison_of_early_exit() -> ConfigError:
+    """Return the error for a comparison of speculation in a run that cannot have any."""
+    return ConfigError(
+        "--compare times speculation against plain decoding, and early exit is neither: leave out "
+        "--compare, or all flags of early exit"
     )
 
 
@@ -104,7 +112,7 @@ def predicted_speedup(
 
 def compare(
     llm: LLM,
-    prompts: Sequence[str],
+    prompts: Sequence[Prompt],
     params: Sequence[SamplingParams],
     repeats: int,
     progress: Callable[[], object] = lambda: None,

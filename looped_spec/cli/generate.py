@@ -22,7 +22,7 @@ from tqdm import tqdm
 
 from looped_spec.cli import console
 from looped_spec.cli.atomic_json import check_target, json_text, write_json
-from looped_spec.cli.compare import compare, nothing_to_compare
+from looped_spec.cli.compare import compare, no_comparison_of_early_exit, nothing_to_compare
 from looped_spec.cli.engine_flags import add_engine_flags, engine_options
 from looped_spec.cli.generate_report import (
     comparison_document,
@@ -32,9 +32,9 @@ from looped_spec.cli.generate_report import (
     run_document,
     run_summary,
 )
-from looped_spec.cli.generation import run_batch, run_streaming
+from looped_spec.cli.generation import Prompt, run_batch, run_streaming
 from looped_spec.cli.model_loading import load_model, memory_errors
-from looped_spec.cli.prompts import add_prompt_flags, read_prompts
+from looped_spec.cli.prompts import add_prompt_flags, check_prompts, read_prompts
 from looped_spec.cli.sampling_flags import add_sampling_flags, sampling_params
 from looped_spec.errors import ConfigError
 from looped_spec.sampling_params import SamplingParams
@@ -54,7 +54,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_sampling_flags(parser)
     add_engine_flags(
         parser,
-        seed="seed of sampling, one more for each further prompt, and of dummy weights",
+        seed="seed of requests and of dummy weights; each further prompt gets one more, but all "
+        "the same at temperature 0",
     )
     output = parser.add_argument_group("output")
     output.add_argument(
@@ -83,8 +84,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Generate; everything that can be checked without the model is checked before it is loaded."""
+    if args.compare and (args.exit_threshold is not None or args.exit_criterion is not None):
+        raise no_comparison_of_early_exit()
     options = engine_options(args)
-    prompts = read_prompts(args)
+    placed = read_prompts(args)
+    prompts = [prompt for _, prompt in placed]
     params = sampling_params(args, len(prompts))
     repeats = _repeats(args)
     target = None if args.json in (None, STDOUT) else Path(args.json)
@@ -92,10 +96,14 @@ def run(args: argparse.Namespace) -> int:
         check_target(target)
     with console.log_level(args.verbose), memory_errors():
         llm = load_model(args.model, options)
+        has_tokenizer = _has_tokenizer(llm)
+        check_prompts(placed, llm.loaded.adapter.geometry.vocab_size, has_tokenizer)
         if args.compare:
-            document, summary = _compare(llm, prompts, params, repeats, args.json == STDOUT)
+            document, summary = _compare(
+                llm, prompts, params, repeats, args.json == STDOUT, has_tokenizer
+            )
         else:
-            document, summary = _generate(llm, prompts, params, args.json == STDOUT)
+            document, summary = _generate(llm, prompts, params, args.json == STDOUT, has_tokenizer)
     if args.json == STDOUT:
         console.write(json_text(document))
     elif target is not None:
@@ -115,12 +123,25 @@ def _repeats(args: argparse.Namespace) -> int:
     return repeats
 
 
+def _has_tokenizer(llm: LLM) -> bool:
+    try:
+        llm.get_tokenizer()
+    except ConfigError:
+        return False
+    return True
+
+
 def _generate(
-    llm: LLM, prompts: list[str], params: list[SamplingParams], is_json: bool
+    llm: LLM,
+    prompts: list[Prompt],
+    params: list[SamplingParams],
+    is_json: bool,
+    has_tokenizer: bool,
 ) -> tuple[dict[str, Any], str]:
     """Run the prompts once and show the texts; return the JSON document and the summary."""
     candidate = llm.speculation
-    if len(prompts) == 1 and not is_json and console.is_terminal(sys.stdout):
+    streams = len(prompts) == 1 and not is_json and has_tokenizer
+    if streams and console.is_terminal(sys.stdout):
         try:
             result = run_streaming(llm, prompts[0], params[0], console.write)
         except KeyboardInterrupt:
@@ -131,12 +152,18 @@ def _generate(
         use_tqdm = len(prompts) > 1 and console.is_terminal(sys.stderr)
         result = run_batch(llm, prompts, params, use_tqdm)
         if not is_json:
-            console.write(results_text(prompts, result.outputs))
-    return run_document(llm, prompts, result, candidate), run_summary(result, candidate)
+            console.write(results_text(prompts, result.outputs, has_tokenizer=has_tokenizer))
+    summary = run_summary(result, candidate, llm.engine.runner.exit_rule)
+    return run_document(llm, prompts, result, candidate), summary
 
 
 def _compare(
-    llm: LLM, prompts: list[str], params: list[SamplingParams], repeats: int, is_json: bool
+    llm: LLM,
+    prompts: list[Prompt],
+    params: list[SamplingParams],
+    repeats: int,
+    is_json: bool,
+    has_tokenizer: bool,
 ) -> tuple[dict[str, Any], str]:
     """Time both ways and show texts and table; return the JSON document and the summary."""
     with tqdm(
@@ -148,6 +175,6 @@ def _compare(
         result = compare(llm, prompts, params, repeats, progress=bar.update)
     if not is_json:
         outputs = result.speculative.outputs
-        console.write(results_text(prompts, outputs, show_prompts=True) + "\n")
+        console.write(results_text(prompts, outputs, True, has_tokenizer) + "\n")
         console.write(comparison_table(result))
     return comparison_document(llm, prompts, result), comparison_summary(result)

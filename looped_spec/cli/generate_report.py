@@ -9,24 +9,31 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from looped_spec.cli.compare import Comparison
-from looped_spec.cli.generation import Generated, Run
+from looped_spec.cli.generation import Generated, Prompt, Run
 from looped_spec.cli.tables import number, percent, plain_table
 from looped_spec.control.plan import Candidate
 from looped_spec.runtime.outputs import SpeculationMetrics
 from looped_spec.version import __version__
 
 if TYPE_CHECKING:
+    from looped_spec.runtime.early_exit import ExitRule
     from looped_spec.runtime.llm import LLM
 
 SCHEMA_VERSION = 1
 
 
-def run_summary(run: Run, candidate: Candidate) -> str:
-    """Say on one line what a run did."""
+def run_summary(run: Run, candidate: Candidate, rule: ExitRule | None = None) -> str:
+    """Say on one line what a run did; `rule` is that of early exit, None without it."""
     text = (
         f"{run.num_tokens} tokens in {run.seconds:.2f} s, "
         f"{number(run.tokens_per_second, 1)} tokens/s"
     )
+    if rule is not None:
+        return (
+            f"{text}, early exit by {rule.criterion} at {rule.threshold:g}: "
+            f"{number(run.metrics.loops_per_round)} loops per token, "
+            f"{rule.min_loops} to {rule.max_loops} allowed"
+        )
     if candidate.num_speculative_tokens == 0:
         return f"{text}, speculation off"
     return f"{text}, {_speculation_text(run.metrics, candidate)}"
@@ -70,32 +77,43 @@ def comparison_table(result: Comparison) -> str:
 
 
 def results_text(
-    prompts: Sequence[str], outputs: Sequence[Generated], show_prompts: bool = False
+    prompts: Sequence[Prompt],
+    outputs: Sequence[Generated],
+    show_prompts: bool = False,
+    has_tokenizer: bool = True,
 ) -> str:
-    """Lay out texts in the order of their prompts; several get a header each."""
+    """Lay out texts in the order of their prompts; several get a header each.
+
+    Token ids stand for the text of a model that has no tokenizer.
+    """
     parts = []
     for index, (prompt, output) in enumerate(zip(prompts, outputs, strict=True), start=1):
         header = f"=== {index} of {len(prompts)} ===\n" if len(prompts) > 1 else ""
+        shown = output.text if has_tokenizer else str(output.token_ids)
         if show_prompts:
-            parts.append(f"{header}--- prompt ---\n{prompt}\n--- text ---\n{output.text}\n")
+            parts.append(f"{header}--- prompt ---\n{prompt}\n--- text ---\n{shown}\n")
         else:
-            parts.append(f"{header}{output.text}\n")
+            parts.append(f"{header}{shown}\n")
     return "\n".join(parts)
 
 
 def run_document(
-    llm: LLM, prompts: Sequence[str], run: Run, candidate: Candidate
+    llm: LLM, prompts: Sequence[Prompt], run: Run, candidate: Candidate
 ) -> dict[str, Any]:
     """Return the JSON of a run without comparison."""
     side = _side(run.tokens_per_second, [run])
     key = "plain"
-    if candidate.num_speculative_tokens:
+    rule = llm.engine.runner.exit_rule
+    if rule is not None:
+        key = "early_exit"
+        side |= dataclasses.asdict(rule) | {"loops_per_token": run.metrics.loops_per_round}
+    elif candidate.num_speculative_tokens:
         key = "speculative"
         side |= _acceptance(run.metrics)
     return _document(llm, prompts, run.outputs, candidate) | {key: side}
 
 
-def comparison_document(llm: LLM, prompts: Sequence[str], result: Comparison) -> dict[str, Any]:
+def comparison_document(llm: LLM, prompts: Sequence[Prompt], result: Comparison) -> dict[str, Any]:
     """Return the JSON of a comparison; `outputs` are those of speculative decoding."""
     difference = result.difference
     return _document(llm, prompts, result.speculative.outputs, result.candidate) | {
@@ -111,7 +129,7 @@ def comparison_document(llm: LLM, prompts: Sequence[str], result: Comparison) ->
 
 
 def _document(
-    llm: LLM, prompts: Sequence[str], outputs: Sequence[Generated], candidate: Candidate
+    llm: LLM, prompts: Sequence[Prompt], outputs: Sequence[Generated], candidate: Candidate
 ) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,

@@ -15,9 +15,13 @@ if TYPE_CHECKING:
     from looped_spec.runtime.llm import LLM
 
 
+Prompt = str | list[int]
+"""A text, or token ids."""
+
+
 @dataclass(frozen=True)
 class Generated:
-    """The text of one prompt, its tokens, and why it ended."""
+    """The text of one prompt (empty without a tokenizer), its tokens, and why it ended."""
 
     text: str
     token_ids: list[int]
@@ -44,7 +48,7 @@ class Run:
 
 
 def run_batch(
-    llm: LLM, prompts: Sequence[str], params: Sequence[SamplingParams], use_tqdm: bool = False
+    llm: LLM, prompts: Sequence[Prompt], params: Sequence[SamplingParams], use_tqdm: bool = False
 ) -> Run:
     """Complete all prompts as one batch."""
     start = time.perf_counter()
@@ -61,7 +65,7 @@ def run_batch(
 
 
 def run_streaming(
-    llm: LLM, prompt: str, params: SamplingParams, show: Callable[[str], None]
+    llm: LLM, prompt: Prompt, params: SamplingParams, show: Callable[[str], None]
 ) -> Run:
     """Complete one prompt and `show` its text as it comes.
 

@@ -5,11 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from looped_spec.cli.generation import Prompt
 from looped_spec.errors import ConfigError, reject_unknown
 
 STDIN = "-"
+_IDS_FORM = '{"prompt_token_ids": [ID, ...]}'
 _HOW = (
     "give --prompt TEXT, or --prompt-file FILE (one prompt per line), or '--prompt-file -' to read "
     "lines from stdin"
@@ -31,18 +34,22 @@ def add_prompt_flags(parser: argparse.ArgumentParser) -> None:
         "--prompt-file",
         metavar="FILE",
         help="more prompts, one per line (blank lines do not count), or one object "
-        '{"prompt": TEXT} per line if FILE ends in .jsonl; - reads lines from stdin',
+        '{"prompt": TEXT} or {"prompt_token_ids": [ID, ...]} per line if FILE ends in .jsonl; '
+        "- reads lines from stdin",
     )
 
 
-def read_prompts(args: argparse.Namespace) -> list[str]:
+def read_prompts(args: argparse.Namespace) -> list[tuple[str, Prompt]]:
     """Return the prompts of `--prompt`, then those of `--prompt-file`; there is at least one.
+
+    Before each prompt stands the place that it comes from, for messages.
 
     Raises `ConfigError` for anything that is no prompt, or if there is none.
     """
-    prompts = []
+    prompts: list[tuple[str, Prompt]] = []
     for number, prompt in enumerate(args.prompt, start=1):
-        prompts.append(_checked(prompt, f"--prompt number {number}"))
+        where = f"--prompt number {number}"
+        prompts.append((where, _checked(prompt, where)))
     if args.prompt_file is not None:
         prompts += _read_file(args.prompt_file)
     if not prompts:
@@ -50,7 +57,24 @@ def read_prompts(args: argparse.Namespace) -> list[str]:
     return prompts
 
 
-def _read_file(name: str) -> list[str]:
+def check_prompts(
+    prompts: Sequence[tuple[str, Prompt]], vocab_size: int, has_tokenizer: bool
+) -> None:
+    """Raise `ConfigError` with the place of the first prompt that a model cannot take."""
+    for where, prompt in prompts:
+        if isinstance(prompt, str):
+            if not has_tokenizer:
+                raise ConfigError(
+                    f"{where} is a text, and the model has no tokenizer files: give a .jsonl file "
+                    f"with {_IDS_FORM} lines"
+                )
+        elif max(prompt) >= vocab_size:
+            raise ConfigError(
+                f"{where}: token id must be between 0 and {vocab_size - 1}, got {max(prompt)}"
+            )
+
+
+def _read_file(name: str) -> list[tuple[str, Prompt]]:
     shown = "stdin" if name == STDIN else f"prompt file '{name}'"
     data = _read_bytes(name, shown)
     try:
@@ -61,11 +85,11 @@ def _read_file(name: str) -> list[str]:
             f"{shown} is not UTF-8 text (line {number}): convert it to UTF-8"
         ) from error
     is_jsonl = name.lower().endswith(".jsonl")
-    prompts = []
+    prompts: list[tuple[str, Prompt]] = []
     for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), start=1):
         if line.strip():
             where = f"{shown}, line {number}"
-            prompts.append(_checked(_from_json(line, where) if is_jsonl else line, where))
+            prompts.append((where, _from_json(line, where) if is_jsonl else _checked(line, where)))
     if not prompts:
         raise ConfigError(f"{shown} holds no prompt: every line is blank")
     return prompts
@@ -85,16 +109,30 @@ def _read_bytes(name: str, shown: str) -> bytes:
         raise ConfigError(f"stdin cannot be read: {error.strerror}") from error
 
 
-def _from_json(line: str, where: str) -> str:
+def _from_json(line: str, where: str) -> Prompt:
     try:
         record = json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as error:
-        reason = getattr(error, "msg", "nested too deeply")
+    except (ValueError, RecursionError) as error:  # ValueError also for a huge number
+        reason = getattr(error, "msg", "nested too deeply, or a number too long")
         raise ConfigError(f"{where} is not valid JSON: {reason}") from error
-    if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
-        raise ConfigError(f'{where} must be an object {{"prompt": TEXT}}')
-    reject_unknown(record, ["prompt"], f"key in {where}:")
-    return str(record["prompt"])
+    form = f'{where} must be an object {{"prompt": TEXT}} or {_IDS_FORM}'
+    if not isinstance(record, dict):
+        raise ConfigError(form)
+    reject_unknown(record, ["prompt", "prompt_token_ids"], f"key in {where}:")
+    if len(record) != 1:
+        raise ConfigError(form)
+    if "prompt" in record:
+        if not isinstance(record["prompt"], str):
+            raise ConfigError(form)
+        return _checked(record["prompt"], where)
+    ids = record["prompt_token_ids"]
+    if not isinstance(ids, list) or not all(type(item) is int for item in ids):
+        raise ConfigError(form)
+    if not ids:
+        raise ConfigError(f"{where} is empty: a prompt needs at least one token")
+    if min(ids) < 0:
+        raise ConfigError(f"{where}: token id must be at least 0, got {min(ids)}")
+    return ids
 
 
 def _checked(text: str, where: str) -> str:

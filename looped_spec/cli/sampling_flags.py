@@ -66,8 +66,11 @@ def add_sampling_flags(parser: argparse.ArgumentParser) -> None:
 def sampling_params(args: argparse.Namespace, count: int) -> list[SamplingParams]:
     """Return the checked parameters of `count` prompts.
 
-    Each prompt gets a seed of its own, so that its text does not depend on what ran before it.
+    Each prompt gets a seed of its own, so that its text does not depend on what ran before it. At
+    temperature 0 all have the same, so that it does not depend on its place either: a model may
+    start from a state that the seed decides.
     """
+    step = 1 if args.temperature > 0 else 0
     return [
         SamplingParams(
             max_tokens=args.max_tokens,
@@ -75,7 +78,7 @@ def sampling_params(args: argparse.Namespace, count: int) -> list[SamplingParams
             top_p=args.top_p,
             top_k=args.top_k,
             min_p=args.min_p,
-            seed=args.seed + number,
+            seed=args.seed + step * number,
             stop=args.stop,
             ignore_eos=args.ignore_eos,
         )

@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import io
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from command_runs import FakeTerminal, Generate
 
-from looped_spec.cli import console, engine_flags
+from looped_spec.cli import console, engine_flags, sampling_flags
 from looped_spec.cli import main as cli
 from looped_spec.options import EngineOptions
 
@@ -116,6 +117,60 @@ def test_each_prompt_has_a_seed_of_its_own(generate: Generate) -> None:
     both = texts(generate, "--prompt", "a", "a", "--temperature", 1, "--seed", 5)
     assert both[0] != both[1]
     assert texts(generate, "--prompt", "a", "--temperature", 1, "--seed", 6) == both[1:]
+
+
+@pytest.mark.parametrize(("temperature", "seeds"), [(0.0, [5, 5, 5]), (0.3, [5, 6, 7])])
+def test_greedy_requests_share_a_seed_and_others_do_not(
+    temperature: float, seeds: list[int]
+) -> None:
+    parser = argparse.ArgumentParser()
+    sampling_flags.add_sampling_flags(parser)
+    args = parser.parse_args(["--temperature", str(temperature)])
+    args.seed = 5
+    assert [params.seed for params in sampling_flags.sampling_params(args, 3)] == seeds
+
+
+def test_token_ids_are_prompts_as_their_text_is(generate: Generate, tmp_path: Path) -> None:
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"prompt_token_ids": [72, 73]}\n{"prompt": "b"}\n')
+    arguments = ("--prompt-file", file, "--max-tokens", 3)
+    assert json.loads(generate(*arguments, "--json").out)["prompts"] == [[72, 73], "b"]
+    compared = generate(
+        *arguments, "--compare", "--repeats", 1, "--num-speculative-tokens", 1, "--draft-loops", 1
+    )
+    assert "--- prompt ---\n[72, 73]\n--- text ---\n" in compared.out
+
+
+def test_a_model_without_a_tokenizer_takes_and_shows_token_ids(
+    generate: Generate, tiny_model: Path, tmp_path: Path
+) -> None:
+    model = shutil.copytree(tiny_model, tmp_path / "bare")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        (model / name).unlink()
+    file = tmp_path / "p.jsonl"
+    file.write_text('{"prompt_token_ids": [72, 73]}\n')
+    arguments = ("--prompt-file", file, "--max-tokens", 3)
+    done = generate(*arguments, "--json", tmp_path / "o.json", model=model)
+    (output,) = json.loads((tmp_path / "o.json").read_text())["outputs"]
+    assert done.out == f"{output['token_ids']}\n"
+    done = generate("--prompt", "a", *arguments, model=model)
+    assert done.code == 2
+    assert "--prompt number 1 is a text" in done.err and "prompt_token_ids" in done.err
+
+
+def test_early_exit_is_reported_as_such(generate: Generate) -> None:
+    arguments = ("--prompt", "a", "--max-tokens", 9, "--exit-threshold", 0.5, "--min-loops", 2)
+    err = generate(*arguments).err
+    assert "early exit by " in err and " at 0.5: " in err and "loops per token" in err
+    assert "speculation" not in err
+    document = json.loads(generate(*arguments, "--json").out)
+    assert not document.keys() & {"plain", "speculative"}
+    early_exit = document["early_exit"]
+    assert 2 <= early_exit["loops_per_token"] <= 3
+    assert early_exit["criterion"] in err
+    found = [early_exit[key] for key in ("threshold", "min_loops", "max_loops")]
+    assert found == [0.5, 2, 3]
+    assert early_exit["tokens_per_second"] > 0
 
 
 def test_verbose_logs_the_model_its_loops_and_its_cache(generate: Generate) -> None:

@@ -87,6 +87,13 @@ def test_a_wrong_argument_is_one_line(
         ("number.jsonl", b'{"prompt": 1}\n', ["line 1", '{"prompt": TEXT}']),
         ("none.jsonl", b'{"prompt": ""}\n', ["line 1", "is empty"]),
         ("key.jsonl", b'{"prompt": "a", "id": 1}\n', ["line 1", "unknown key", "'id'"]),
+        ("both.jsonl", b'{"prompt": "a", "prompt_token_ids": [1]}\n', ["line 1", "must be an obj"]),
+        ("bool.jsonl", b'{"prompt_token_ids": [1, true]}\n', ["line 1", "prompt_token_ids"]),
+        ("ids.jsonl", b'{"prompt_token_ids": 1}\n', ["line 1", "prompt_token_ids"]),
+        ("no_ids.jsonl", b'{"prompt_token_ids": []}\n', ["line 1", "at least one token"]),
+        ("low.jsonl", b'{"prompt_token_ids": [-1]}\n', ["line 1", "at least 0, got -1"]),
+        ("high.jsonl", b'\n{"prompt_token_ids": [9, 300]}', ["line 2", "0 and 299, got 300"]),
+        ("long.jsonl", b'{"prompt_token_ids": [' + b"1" * 5000 + b"]}", ["line 1", "valid JSON"]),
         ("half.JSONL", b'{"prompt": "\\ud83d"}\n', ["line 1", "not valid Unicode"]),
         ("deep.jsonl", b"[" * 100_000, ["line 1", "not valid JSON"]),
     ],
@@ -96,6 +103,16 @@ def test_a_wrong_prompt_file_is_one_line(
 ) -> None:
     (tmp_path / name).write_bytes(content)
     check(generate("--prompt-file", tmp_path / name), name, *parts)
+
+
+@pytest.mark.parametrize("flag", [("--exit-threshold", 0.5), ("--exit-criterion", "gate")])
+@pytest.mark.parametrize("count", [(), ("--num-speculative-tokens", 2)])
+def test_early_exit_cannot_be_compared(
+    flag: tuple[object, ...], count: tuple[object, ...], generate: Generate
+) -> None:
+    done = generate(*PROMPT, "--compare", *flag, *count, model="nosuch")
+    check(done, "early exit is neither", "leave out --compare")
+    assert "--num-speculative-tokens" not in done.err
 
 
 def test_a_prompt_file_that_cannot_be_read_is_one_line(generate: Generate, tmp_path: Path) -> None:
