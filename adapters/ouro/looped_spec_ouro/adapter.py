@@ -18,7 +18,7 @@ from looped_spec.adapter import (
     WeightTarget,
     loop_planes,
 )
-from looped_spec.errors import UnsupportedError
+from looped_spec.errors import ModelLoadError, UnsupportedError
 from looped_spec.layers.merged import merged_layout
 from looped_spec.model_config import read_sizes
 from looped_spec_ouro.model import OuroConfig, OuroModel
@@ -40,15 +40,23 @@ _SIZES = {
 
 
 def read_config(config: Mapping[str, Any]) -> OuroConfig:
-    """Take the sizes from config.json; every one must be there, as the official class defaults fit
-    no release."""
+    """Take the sizes from config.json; num_key_value_heads and head_dim may be absent or null, and
+    then follow from the others as in the official class. Its other defaults fit no release."""
     values = dict(config)
     read_sizes(values, {key: key for key in ("hidden_size", "num_attention_heads")})
-    values.setdefault("num_key_value_heads", values["num_attention_heads"])
-    values.setdefault("head_dim", values["hidden_size"] // values["num_attention_heads"])
+    if values.get("num_key_value_heads") is None:
+        values["num_key_value_heads"] = values["num_attention_heads"]
+    if values.get("head_dim") is None:
+        values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
     if values.get("rope_theta") is None:  # transformers 5 writes it inside rope_parameters
         values["rope_theta"] = (values.get("rope_parameters") or {}).get("rope_theta")
-    return OuroConfig(**read_sizes(values, _SIZES, real_numbers=("rms_norm_eps", "rope_theta")))
+    sizes = read_sizes(values, _SIZES, real_numbers=("rms_norm_eps", "rope_theta"))
+    if sizes["num_heads"] % sizes["num_kv_heads"]:
+        raise ModelLoadError(
+            f"config.json: num_attention_heads {sizes['num_heads']} must be a multiple of "
+            f"num_key_value_heads {sizes['num_kv_heads']}"
+        )
+    return OuroConfig(**sizes)
 
 
 class OuroAdapter(ModelAdapter):
