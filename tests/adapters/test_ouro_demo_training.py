@@ -15,9 +15,10 @@ from looped_spec_ouro.demo import data, evaluate, export, objective, train, voca
 from looped_spec_ouro.demo.loop import Trainer
 from looped_spec_ouro.demo.settings import TrainSettings, demo_config
 from looped_spec_ouro.model import OuroConfig
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from looped_spec.errors import ConfigError, ModelLoadError
+from looped_spec.testing.checkpoints import checkpoint_tensors
 
 BUNDLED = Path(looped_spec_ouro.demo.__file__).parent
 BUNDLED_FILES = (
@@ -244,9 +245,47 @@ def test_evaluation_prints_a_table_and_writes_the_same_numbers(
     assert "nothing to measure" in capsys.readouterr().err
 
 
-def test_a_folder_without_a_checkpoint_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(ModelLoadError, match="no demo checkpoint"):
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("config.json", None, r"holds no config\.json"),
+        ("config.json", b"{", "is not valid JSON"),
+        ("model.safetensors", None, "holds no weights"),
+        ("model.safetensors", b"x", "damaged"),
+        ("tokenizer.json", None, "no tokenizer"),
+        ("tokenizer.json", b"{", r"damaged tokenizer\.json"),
+        ("tokenizer.json", b"\xff", r"damaged tokenizer\.json"),
+    ],
+)
+def test_a_folder_that_lacks_a_file_or_holds_a_damaged_one_is_a_clear_error(
+    name: str, content: bytes | None, message: str, tmp_path: Path
+) -> None:
+    for file in BUNDLED_FILES:
+        (tmp_path / file).write_bytes((BUNDLED / file).read_bytes())
+    if content is None:
+        (tmp_path / name).unlink()
+    else:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ModelLoadError, match=message):
         export.load_demo(tmp_path)
+
+
+def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
+    for file in BUNDLED_FILES:
+        (tmp_path / file).write_bytes((BUNDLED / file).read_bytes())
+    weights = load_file(BUNDLED / "model.safetensors")
+    # A row that broadcasts to the shape of the parameter.
+    save_file({**weights, "model.norm.weight": torch.ones(1)}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelLoadError, match=r"1 of another shape: model\.norm\.weight"):
+        export.load_demo(tmp_path)
+
+
+def test_an_export_of_the_bundled_model_has_the_same_bytes(tmp_path: Path) -> None:
+    adapter, tokenizer = export.load_demo(BUNDLED)
+    export.export_demo(tmp_path, adapter, tokenizer)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(BUNDLED_FILES[:-1])
+    for file in BUNDLED_FILES[:-1]:
+        assert (tmp_path / file).read_bytes() == (BUNDLED / file).read_bytes(), file
 
 
 def test_the_bundled_folder_is_small_and_holds_every_official_tensor() -> None:
@@ -254,7 +293,7 @@ def test_the_bundled_folder_is_small_and_holds_every_official_tensor() -> None:
     config = json.loads((BUNDLED / "config.json").read_text())
     adapter = OuroAdapter(config, {})
     assert adapter.config == demo_config()
-    expected = {name: list(t.shape) for name, t in export.official_tensors(adapter).items()}
+    expected = {name: list(t.shape) for name, t in checkpoint_tensors(adapter).items()}
     assert expected["model.layers.0.self_attn.k_proj.weight"] == [320, 320]
     stored = load_file(BUNDLED / "model.safetensors")
     assert {name: list(t.shape) for name, t in stored.items()} == expected

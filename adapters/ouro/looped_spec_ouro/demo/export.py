@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save
+from safetensors.torch import save
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from looped_spec.errors import ModelLoadError
+from looped_spec.loading import load_adapter
+from looped_spec.testing.checkpoints import checkpoint_tensors
 from looped_spec_ouro.adapter import OuroAdapter
 from looped_spec_ouro.demo.vocabulary import END_OF_TEXT, tokenizer_settings
 from looped_spec_ouro.model import OuroConfig
@@ -51,15 +51,6 @@ def config_json(config: OuroConfig) -> dict[str, Any]:
     }
 
 
-def official_tensors(adapter: OuroAdapter) -> dict[str, Tensor]:
-    """Return every tensor in bf16 under its official name, with merged parameters taken apart."""
-    parameters = adapter.module.state_dict()
-    return {
-        name: parameters[to.parameter][to.start : to.stop].to(torch.bfloat16).contiguous()
-        for name, to in adapter.checkpoint_layout().items()
-    }
-
-
 def export_demo(folder: Path, adapter: OuroAdapter, tokenizer: Tokenizer) -> None:
     """Write configs, weights and tokenizer into `folder`, each file whole or not at all."""
     config = config_json(adapter.config)
@@ -67,9 +58,11 @@ def export_demo(folder: Path, adapter: OuroAdapter, tokenizer: Tokenizer) -> Non
     settings = tokenizer_settings(adapter.config.max_position_embeddings)
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        tensors = checkpoint_tensors(adapter).items()
+        halved = {name: tensor.to(torch.bfloat16) for name, tensor in tensors}
         weights = folder / "model.safetensors.part"
         # Written by hand, as `save_file` makes a file that only its owner may read.
-        weights.write_bytes(save(official_tensors(adapter), metadata={"format": "pt"}))
+        weights.write_bytes(save(halved, metadata={"format": "pt"}))
         weights.replace(folder / "model.safetensors")
         write_json(folder / "config.json", config)
         write_json(folder / "generation_config.json", {**generation, "do_sample": False})
@@ -80,21 +73,16 @@ def export_demo(folder: Path, adapter: OuroAdapter, tokenizer: Tokenizer) -> Non
 
 
 def load_demo(folder: Path) -> tuple[OuroAdapter, Tokenizer]:
-    """Read an exported folder back; weights are widened to fp32."""
+    """Read an exported folder back, as any model is; weights are widened to fp32."""
+    adapter = load_adapter(folder, device="cpu", dtype="float32").adapter
+    if not isinstance(adapter, OuroAdapter):
+        raise ModelLoadError(f"{folder} holds no Ouro model")
     try:
-        adapter = OuroAdapter(json.loads((folder / "config.json").read_text(encoding="utf-8")), {})
-        stored = load_file(folder / "model.safetensors")
         tokenizer = Tokenizer.from_str((folder / "tokenizer.json").read_text(encoding="utf-8"))
     except OSError as error:
-        raise ModelLoadError(f"no demo checkpoint in {folder}: {error}") from error
-    except (SafetensorError, ValueError) as error:
-        raise ModelLoadError(f"damaged demo checkpoint in {folder}: {error}") from error
-    layout = adapter.checkpoint_layout()
-    if stored.keys() != layout.keys():
-        raise ModelLoadError(f"tensors of {folder} differ from the official names")
-    parameters = adapter.module.state_dict()
-    for name, target in layout.items():
-        parameters[target.parameter][target.start : target.stop].copy_(stored[name])
+        raise ModelLoadError(f"no tokenizer of a demo in {folder}: {error.strerror}") from error
+    except Exception as error:  # the reader has no error class of its own
+        raise ModelLoadError(f"damaged tokenizer.json in {folder}: {error}") from error
     return adapter, tokenizer
 
 
