@@ -24,6 +24,7 @@ _SKIPPED_FOLDERS = frozenset(
     {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
     | {"pydoc_data", "encodings"}  # tables, not programs
 )
+_PLACEHOLDER_SENTENCE = re.compile(r"[^.\n]*<unk>[^.\n]*(?:\.|(?=\n|$))")
 _ARTICLE = re.compile(r"^ = [^=\n]+ = \n", re.MULTILINE)
 
 
@@ -61,12 +62,16 @@ def read_humaneval(path: Path) -> Source:
 
 
 def read_wikitext(path: Path) -> Source:
-    """Read a WikiText file; a document is one article, beginning with its title line."""
+    """Read a WikiText file; a document is one article, beginning with its title line.
+
+    Sentences with the placeholder of a rare word are left out: it is no text.
+    """
     text = _read_text(path)
     starts = [match.start() for match in _ARTICLE.finditer(text)]
     ends = [*starts[1:], len(text)]
     articles = [text[a:b].strip() for a, b in zip(starts, ends, strict=True)]
-    return _source("wikitext", path, articles)
+    whole = [_PLACEHOLDER_SENTENCE.sub("", article).strip() for article in articles]
+    return _source("wikitext", path, [article for article in whole if article])
 
 
 def read_python(folder: Path, max_bytes: int = PYTHON_BYTES) -> Source:

@@ -52,6 +52,9 @@ class Trainer:
         self.gate_optimizer = torch.optim.AdamW(gate, lr=1e-2, weight_decay=0.0, fused=True)
         self.step = 0
         self.seconds = 0.0
+        self._losses = (
+            torch.compile(self._eager_losses) if settings.compiled else self._eager_losses
+        )
 
     @property
     def total_steps(self) -> int:
@@ -85,6 +88,11 @@ class Trainer:
         rows = self.sampler.rows(self.step, s.tokens_per_step // length, length)
         return torch.split(rows, max(1, MICRO_BATCH_TOKENS // length))
 
+    def _eager_losses(self, rows: Tensor) -> list[Tensor]:
+        """Return the loss per loop of rows [B, T + 1]."""
+        states = objective.states_after_each_loop(self.adapter, rows[:, :-1])
+        return objective.losses_per_loop(self.adapter, states, rows[:, 1:])
+
     def _body_step(self) -> list[float]:
         weights = self.settings.loop_weights(self.step)
         batches = self._micro_batches()
@@ -92,8 +100,7 @@ class Trainer:
         for rows in batches:
             share = len(rows) / sum(len(batch) for batch in batches)
             with torch.autocast("cpu", torch.bfloat16, enabled=self.settings.autocast):
-                states = objective.states_after_each_loop(self.adapter, rows[:, :-1])
-                losses = objective.losses_per_loop(self.adapter, states, rows[:, 1:])
+                losses = self._losses(rows)
             (objective.weighted(losses, weights) * share).backward()  # type: ignore[no-untyped-call]
             total += share * torch.stack(losses).detach()
         torch.nn.utils.clip_grad_norm_(self.body, self.settings.clip_norm)

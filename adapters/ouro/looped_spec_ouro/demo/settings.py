@@ -37,9 +37,11 @@ class TrainSettings:
     weights of the per-loop losses go from `first_weights` to `last_weights` in a straight line
     between the shares `blend_from` and `blend_to` of the run: leaning on the last loop first makes
     every loop useful, evening out later makes the shallow readouts good predictors of the deep one.
+    `compiled` runs the forward and backward passes through torch.compile, which fuses what is bound
+    by memory: about five times as fast on two cores.
     """
 
-    steps: int = 1800
+    steps: int = 3000
     gate_steps: int = 100
     seed: int = 0
     tokens_per_step: int = 3072
@@ -50,10 +52,11 @@ class TrainSettings:
     warmup_steps: int = 80
     clip_norm: float = 1.0
     first_weights: tuple[float, ...] = (0.02, 0.05, 0.13, 0.8)
-    last_weights: tuple[float, ...] = (0.1, 0.12, 0.18, 0.6)
-    blend_from: float = 0.45
+    last_weights: tuple[float, ...] = (0.14, 0.13, 0.18, 0.55)
+    blend_from: float = 0.4
     blend_to: float = 0.85
     autocast: bool = True
+    compiled: bool = False
     model: OuroConfig = field(default_factory=demo_config)
 
     def __post_init__(self) -> None:

@@ -50,6 +50,9 @@ def parser() -> argparse.ArgumentParser:
     p.add_argument("--seed", type=int, default=defaults.seed)
     p.add_argument("--learning-rate", type=float, default=defaults.learning_rate)
     p.add_argument("--threads", type=int, help="CPU threads (default: what torch chooses)")
+    p.add_argument(
+        "--compile", action="store_true", help="train through torch.compile (needs a C++ compiler)"
+    )
     p.add_argument("--pause-at", type=int, help="save and end at this step, to be resumed")
     p.add_argument("--save-every", type=int, default=100, help="steps between saves")
     return p
@@ -122,6 +125,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         settings = dataclasses.replace(
             TrainSettings(),
             **{k: getattr(args, k) for k in ("steps", "gate_steps", "seed", "learning_rate")},
+            compiled=args.compile,
         )
         if args.save_every < 1:
             raise ConfigError(f"--save-every must be at least 1, got {args.save_every}")
