@@ -51,4 +51,5 @@ def check_int(name: str, value: object, low: int | None = None, high: int | None
     below = low is not None and value < low
     if below or (high is not None and value > high):
         bound = f"at least {low}" if high is None else f"between {low} and {high}"
-        raise ConfigError(f"{name} must be {bound}, got {value}")
+        shown = value if value.bit_length() < 200 else f"a number of {value.bit_length()} bits"
+        raise ConfigError(f"{name} must be {bound}, got {shown}")

@@ -68,11 +68,11 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         for name, low, high in (
-            ("max_num_seqs", 1, None),
-            ("max_model_len", 2, None),
-            ("max_num_batched_tokens", 1, None),
-            ("block_size", 1, None),
-            ("kv_cache_memory_bytes", 1, None),
+            ("max_num_seqs", 1, 2**16),
+            ("max_model_len", 2, 2**31),
+            ("max_num_batched_tokens", 1, 2**31),
+            ("block_size", 1, 2**16),
+            ("kv_cache_memory_bytes", 1, 2**50),
             ("num_speculative_tokens", 0, MAX_SPECULATIVE_TOKENS),
             ("draft_loops", None, None),  # the range depends on the model
             ("full_loops", None, None),

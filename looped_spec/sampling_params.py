@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
+from typing import Any
 
 from looped_spec.errors import ConfigError, check_int, reject_unknown
 
@@ -55,6 +56,9 @@ class SamplingParams:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
         check_int("max_tokens", self.max_tokens, 1)
         check_int("top_k", self.top_k, -1)
         _check_float("temperature", self.temperature, 0.0, math.inf, "at least 0")
@@ -62,11 +66,11 @@ class SamplingParams:
         _check_float("min_p", self.min_p, 0.0, 1.0, "in [0, 1]")
         if self.seed is not None:
             check_int("seed", self.seed, -(2**63), 2**63 - 1)
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        stop = _as_tuple("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
         if any(not isinstance(text, str) or not text for text in stop):
             raise ConfigError(f"stop must be non-empty strings, got {self.stop!r}")
         object.__setattr__(self, "stop", stop)
-        token_ids = tuple(self.stop_token_ids or ())
+        token_ids = _as_tuple("stop_token_ids", self.stop_token_ids)
         for token_id in token_ids:
             check_int("stop_token_ids", token_id, 0)
         object.__setattr__(self, "stop_token_ids", token_ids)
@@ -83,11 +87,21 @@ class SamplingParams:
         return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
 
+def _as_tuple(name: str, value: object) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, tuple | list | set | frozenset):
+        raise ConfigError(f"{name} must be a list, got {type(value).__name__}")
+    return tuple(value)
+
+
 def _check_float(
     name: str, value: object, low: float, high: float, text: str, open_low: bool = False
 ) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise ConfigError(f"{name} must be a number, got {value!r}")
     below = value <= low if open_low else value < low
+    if isinstance(value, int) and abs(value) > 2**53:
+        raise ConfigError(f"{name} must be {text}, got an integer of {value.bit_length()} bits")
     if not math.isfinite(value) or below or value > high:
         raise ConfigError(f"{name} must be {text}, got {value}")

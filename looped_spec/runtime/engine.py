@@ -57,7 +57,27 @@ class Engine:
         prompt: str | None = None,
         detokenizer: Detokenizer | None = None,
     ) -> Request:
-        """Queue a request. Raise `CapacityError` with the numbers if it could never run."""
+        """Make a request and queue it; see `make_request`."""
+        request = self.make_request(
+            prompt_token_ids, params, prompt=prompt, detokenizer=detokenizer
+        )
+        self.scheduler.add(request)
+        return request
+
+    def make_request(
+        self,
+        prompt_token_ids: Sequence[int],
+        params: SamplingParams,
+        *,
+        prompt: str | None = None,
+        detokenizer: Detokenizer | None = None,
+    ) -> Request:
+        """Return a request that is not queued yet (`scheduler.add` does that).
+
+        Raises:
+            ConfigError: the prompt is empty.
+            CapacityError: the request could never run; says so with the numbers.
+        """
         length = len(prompt_token_ids)
         if not length:
             raise ConfigError("prompt is empty: give at least one token")
@@ -76,7 +96,7 @@ class Engine:
             detokenizer=detokenizer,
             prompt=prompt,
         )
-        self.scheduler.add(request)
+        self.scheduler.check(request)
         self._num_requests += 1
         return request
 
@@ -86,6 +106,12 @@ class Engine:
             request.abort()
         finally:
             self.scheduler.finish(request)
+
+    def drop(self, requests: Collection[Request]) -> None:
+        """End requests after an interruption that may have left them half done."""
+        self.scheduler.drop(requests)
+        for request in requests:
+            request.abort()
 
     @property
     def has_work(self) -> bool:

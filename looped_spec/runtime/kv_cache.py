@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import torch
 from torch import Tensor
@@ -17,11 +17,12 @@ request."""
 class BlockAllocator:
     """Hands out block ids. All or nothing: a request never holds a part of what it asked for."""
 
-    def __init__(self, num_blocks: int) -> None:
-        """Manage blocks 1..`num_blocks`; block 0 is the trash block on top of them."""
+    def __init__(self, num_blocks: int, held: Collection[int] = ()) -> None:
+        """Manage blocks 1..`num_blocks`, of which `held` are given out already; block 0 is the
+        trash block on top of them."""
         self.num_blocks = num_blocks
-        self._free = list(range(num_blocks, 0, -1))
-        self._used: set[int] = set()
+        self._used = set(held)
+        self._free = [block for block in range(num_blocks, 0, -1) if block not in self._used]
 
     @property
     def num_free(self) -> int:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 import logging
 import os
+import sys
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,6 +73,7 @@ class LLM:
         (plan,) = plans
         self.full_loops = plan.full_loops
         self._policy = StaticPolicy(plan.candidate)
+        self._lock = threading.RLock()  # calls from several threads take turns, step by step
         self._tokenizer = load_tokenizer(self.loaded.folder)
         self.stop_token_ids = tuple(
             sorted(
@@ -175,9 +178,10 @@ class LLM:
             ConfigError: a prompt is empty or holds an unknown token id; nothing was run.
             CapacityError: a prompt can never fit; nothing was run.
         """
-        requests = self._submit(self._check(prompts, sampling_params))
-        with tqdm(total=len(requests), desc="Requests", disable=not use_tqdm) as bar:
-            for running in self._run(requests):
+        checked = self._check(prompts, sampling_params)
+        requests: list[Request] = []
+        with _progress(len(checked), use_tqdm) as bar:
+            for running in self._run(checked, requests):
                 bar.update(sum(request.finish_reason is not None for request in running))
         return [request.output() for request in requests]
 
@@ -195,11 +199,12 @@ class LLM:
         return self._stream(checked)
 
     def _stream(self, checked: Sequence[_Checked]) -> Iterator[StreamChunk]:
-        requests = self._submit(checked)
-        index = {request.request_id: number for number, request in enumerate(requests)}
-        for running in self._run(requests):
-            for request in running:
-                text, tokens = request.take_new()
+        requests: list[Request] = []
+        for running in self._run(checked, requests):
+            with self._lock:
+                index = {request.request_id: number for number, request in enumerate(requests)}
+                news = [(request, *request.take_new()) for request in running]
+            for request, text, tokens in news:
                 if tokens:
                     number = index[request.request_id]
                     yield StreamChunk(number, text, tokens, request.finish_reason)
@@ -235,24 +240,32 @@ class LLM:
             "num_blocks": scheduler.allocator.num_blocks,
         }
 
-    def _run(self, requests: Sequence[Request]) -> Iterator[list[Request]]:
-        """Step until `requests` are finished, and yield those that were not before each step.
+    def _run(self, checked: Sequence[_Checked], requests: list[Request]) -> Iterator[list[Request]]:
+        """Queue every prompt, appending to `requests`, and step until all are finished; after each
+        step yield those that were not before it.
 
-        On any failure or Ctrl-C what is left of them is aborted. Another call that runs meanwhile
-        (two streams read in turn) may have stepped for these requests already.
+        On any failure or Ctrl-C what is left of them is dropped. Another call that runs meanwhile
+        (two streams read in turn, another thread) may have stepped for these requests already.
         """
-        running = list(requests)
         try:
+            with self._lock:
+                for one in checked:
+                    requests.append(self._make_request(one))
+                for request in requests:
+                    self.engine.scheduler.add(request)
+            running = list(requests)
             while running:
-                if all(request.finish_reason is None for request in running):
-                    self.engine.step()
-                unfinished = [request for request in running if request.finish_reason is None]
+                with self._lock:
+                    if all(request.finish_reason is None for request in running):
+                        self.engine.step()
+                    unfinished = [r for r in running if r.finish_reason is None]
                 yield running
                 running = unfinished
         finally:
-            for request in requests:
-                if request.finish_reason is None:
-                    self.engine.abort(request)
+            with self._lock:
+                left = [request for request in requests if request.finish_reason is None]
+                if left:
+                    self.engine.drop(left)
 
     def _check(
         self,
@@ -264,6 +277,12 @@ class LLM:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             params = [sampling_params or SamplingParams()] * len(items)
         else:
+            is_list = isinstance(sampling_params, Sequence) and not isinstance(sampling_params, str)
+            if not is_list or not all(isinstance(p, SamplingParams) for p in sampling_params):
+                raise ConfigError(
+                    "sampling_params must be a SamplingParams or a list of them, got "
+                    f"{type(sampling_params).__name__}"
+                )
             params = list(sampling_params)
             if len(params) != len(items):
                 raise ConfigError(
@@ -280,6 +299,10 @@ class LLM:
     def _tokens(self, number: int, item: Prompt) -> list[int]:
         tokens = item.token_ids
         if tokens is None:
+            try:
+                (item.text or "").encode()
+            except UnicodeEncodeError as error:
+                raise ConfigError(f"prompt {number} is not valid Unicode text") from error
             tokens = self.get_tokenizer().encode(item.text or "")
         if not tokens:
             raise ConfigError(f"prompt {number} is empty: give at least one token")
@@ -291,26 +314,15 @@ class LLM:
                 )
         return tokens
 
-    def _submit(self, checked: Sequence[_Checked]) -> list[Request]:
-        """Queue every prompt or none."""
-        requests: list[Request] = []
-        try:
-            for one in checked:
-                detokenizer = None
-                if self._tokenizer is not None:
-                    detokenizer = IncrementalDetokenizer(
-                        self._tokenizer, skip_special_tokens=one.params.skip_special_tokens
-                    )
-                requests.append(
-                    self.engine.add_request(
-                        one.tokens, one.params, prompt=one.text, detokenizer=detokenizer
-                    )
-                )
-        except BaseException:
-            for request in requests:
-                self.engine.abort(request)
-            raise
-        return requests
+    def _make_request(self, one: _Checked) -> Request:
+        detokenizer = None
+        if self._tokenizer is not None:
+            detokenizer = IncrementalDetokenizer(
+                self._tokenizer, skip_special_tokens=one.params.skip_special_tokens
+            )
+        return self.engine.make_request(
+            one.tokens, one.params, prompt=one.text, detokenizer=detokenizer
+        )
 
 
 @dataclass(frozen=True)
@@ -320,6 +332,14 @@ class _Checked:
     text: str | None
     tokens: list[int]
     params: SamplingParams
+
+
+def _progress(total: int, wanted: bool) -> tqdm[Any]:
+    """Return a progress bar, without one where there is nothing to draw it on."""
+    try:
+        return tqdm(total=total, desc="Requests", disable=not wanted or sys.stderr is None)
+    except (OSError, ValueError):  # a closed or full stderr
+        return tqdm(total=total, disable=True)
 
 
 def _how(plan: RunPlan) -> str:

@@ -26,6 +26,8 @@ def as_prompts(prompts: Prompts) -> list[Prompt]:
     """Return prompts one by one; raise `ConfigError` that names the first of another form."""
     if isinstance(prompts, str | Mapping):
         return [_as_prompt(0, prompts)]
+    if isinstance(prompts, bytes | bytearray | set | frozenset) or not hasattr(prompts, "__iter__"):
+        return [_as_prompt(0, prompts)]
     items: list[object] = list(prompts)
     alone = _as_tokens(items)
     if alone:
@@ -43,7 +45,8 @@ def _as_prompt(number: int, item: object) -> Prompt:
             inner = None
         return _as_prompt(number, inner)
     tokens = None
-    if isinstance(item, Sequence) or hasattr(item, "__array__"):
+    is_list = isinstance(item, Sequence) and not isinstance(item, bytes | bytearray)
+    if is_list or hasattr(item, "__array__"):
         tokens = _as_tokens(list(item))  # type: ignore[call-overload]
     if tokens is None:
         raise ConfigError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from looped_spec.errors import CapacityError
@@ -56,10 +56,16 @@ class Scheduler:
         self.running: list[Request] = []
         self.num_preemptions = 0
         self._save_cache = save_cache
+        self._num_rows = max_num_seqs
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
 
     def add(self, request: Request) -> None:
         """Queue a request; refuse one that could not run even alone."""
+        self.check(request)
+        self.waiting.append(request)
+
+    def check(self, request: Request) -> None:
+        """Raise `CapacityError` with the numbers if a request could not run even alone."""
         needed = blocks_for(request.max_cached_tokens, self.block_size)
         if needed > self.allocator.num_blocks:
             prompt = len(request.prompt_token_ids)
@@ -69,7 +75,6 @@ class Scheduler:
                 f"{self.block_size} tokens, the cache has {self.allocator.num_blocks}; "
                 "lower max_tokens or raise kv_cache_memory_bytes"
             )
-        self.waiting.append(request)
 
     @property
     def num_decoding(self) -> int:
@@ -107,6 +112,23 @@ class Scheduler:
             self._release(request)
         request.saved_cache = None
         request.status = Status.FINISHED
+
+    def drop(self, requests: Collection[Request]) -> None:
+        """Take requests out in whatever state an interruption left them.
+
+        Free blocks and rows are worked out anew from what the others hold, so that nothing is lost
+        even if the interruption came in the middle of the books.
+        """
+        for request in requests:
+            request.status = Status.FINISHED
+            request.blocks, request.row = [], -1
+            request.num_table_blocks, request.saved_cache = 0, None
+        self.waiting = deque(r for r in self.waiting if r.status is Status.WAITING)
+        self.running = [r for r in self.running if r.status is not Status.FINISHED]
+        held = [block for request in self.running for block in request.blocks]
+        self.allocator = BlockAllocator(self.allocator.num_blocks, held)
+        rows = {request.row for request in self.running}
+        self._free_rows = [row for row in range(self._num_rows - 1, -1, -1) if row not in rows]
 
     def _schedule_decode(self, step: Schedule, num_speculative_tokens: int) -> None:
         for request in [r for r in self.running if r.status is Status.DECODING]:

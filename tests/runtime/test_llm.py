@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import io
+import itertools
 import logging
 import pickle
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -126,7 +130,7 @@ def test_without_a_length_asked_for_the_cache_decides_it(caplog: pytest.LogCaptu
         ({"policy": "greedy"}, "policy must be one of static"),
         ({"attention_backend": "sdp"}, r"one of auto, sdpa, got 'sdp' \(did you mean 'sdpa'"),
         ({"max_model_len": 1000}, "at most 256"),
-        ({"block_size": 0}, "block_size must be at least 1, got 0"),
+        ({"block_size": 0}, "block_size must be between 1 and 65536, got 0"),
         ({"max_num_seqs": True}, "max_num_seqs must be an integer, got True"),
     ],
 )
@@ -292,3 +296,83 @@ def test_sampling_parameters_can_be_copied_and_pickled() -> None:
     params = SamplingParams(temperature=0.5, stop="x", stop_token_ids={4, 2})
     assert pickle.loads(pickle.dumps(params)) == params
     assert dataclasses.replace(params, max_tokens=3).stop_strings == ("x",)
+
+
+def test_threads_that_share_an_llm_get_the_tokens_of_lone_calls(llm: LLM) -> None:
+    prompts = [[3, 4, 5], [6], [7, 8], [9, 10, 11, 12]]
+    expected = [texts(llm, [prompt])[0] for prompt in prompts]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            results = pool.map(lambda prompt: texts(llm, [prompt])[0], prompts)
+            assert list(results) == expected
+    assert_idle(llm)
+
+
+def test_an_interruption_at_any_line_of_the_books_loses_nothing() -> None:
+    llm = make(block_size=4, kv_cache_memory_bytes=140_000, max_model_len=20)
+    expected = texts(llm, [[3, 4, 5], [6], [7, 8]])
+    files = ("scheduler.py", "kv_cache.py", "engine.py", "llm.py")
+    for stop_at in range(3, 900, 7):
+        lines = itertools.count()
+
+        def trace(frame: Any, event: str, _: Any, lines: Any = lines, stop: int = stop_at) -> Any:
+            if not frame.f_code.co_filename.endswith(files):
+                return None
+            if frame.f_code.co_name in ("drop", "abort", "__init__"):
+                return None
+            if event == "line" and next(lines) == stop:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return trace
+
+        sys.settrace(trace)
+        try:
+            texts(llm, [[3, 4, 5], [6], [7, 8]])
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(None)
+        assert_idle(llm)
+        assert len(llm.engine.scheduler._free_rows) == llm.options.max_num_seqs
+    assert texts(llm, [[3, 4, 5], [6], [7, 8]]) == expected
+
+
+@pytest.mark.parametrize("stream", [None, "full", "closed"])
+def test_a_progress_bar_that_cannot_be_drawn_stops_nothing(
+    llm: LLM, stream: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(io.StringIO):
+        def write(self, _: str) -> int:
+            raise OSError("no space left") if stream == "full" else ValueError("closed")
+
+    monkeypatch.setattr(sys, "stderr", None if stream is None else Broken())
+    outputs = llm.generate([[3, 4, 5]], GREEDY, use_tqdm=True)
+    assert len(outputs[0].outputs[0].token_ids) == 8
+
+
+@pytest.mark.parametrize("prompts", [None, 5, b"abc", {3, 4}, Path("x"), [b"abc"]])
+def test_what_is_no_prompt_is_refused(llm: LLM, prompts: Any) -> None:
+    with pytest.raises(ConfigError, match="prompt 0 must be a text or a list of token ids"):
+        llm.generate(prompts, GREEDY, use_tqdm=False)
+
+
+@pytest.mark.parametrize("params", [5, "ab", {}, [None], [{}], SamplingParams])
+def test_what_are_no_sampling_parameters_is_refused(llm: LLM, params: Any) -> None:
+    with pytest.raises(ConfigError, match="sampling_params must be"):
+        llm.generate([[3]], params, use_tqdm=False)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"stop": 5},
+        {"stop": {"the": 1}},
+        {"stop_token_ids": 5},
+        {"temperature": 10**400},
+        {"seed": 10**5000},
+        {"ignore_eos": "no"},
+    ],
+)
+def test_sampling_parameters_of_odd_kinds_are_refused(params: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(params))):
+        SamplingParams(**params)
