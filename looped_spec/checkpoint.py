@@ -15,7 +15,7 @@ from typing import Any
 from safetensors import safe_open
 
 from looped_spec.errors import ModelLoadError
-from looped_spec.model_config import read_json_object
+from looped_spec.model_config import is_file, read_json_object
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -59,11 +59,11 @@ def scan_checkpoint(folder: Path) -> dict[str, StoredTensor]:
     Takes model.safetensors, else the shards of model.safetensors.index.json, else the only
     *.safetensors file. No weights are read.
     """
-    if (folder / SINGLE_FILE).is_file():
+    if is_file(folder / SINGLE_FILE):
         return _scan_file(folder / SINGLE_FILE)
-    if (folder / INDEX_FILE).is_file():
+    if is_file(folder / INDEX_FILE):
         return _scan_shards(folder)
-    found = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
+    found = sorted(path for path in folder.glob("*.safetensors") if is_file(path))
     if len(found) > 1:
         names = some_names([path.name for path in found])
         raise ModelLoadError(
@@ -114,7 +114,7 @@ def _scan_file(path: Path) -> dict[str, StoredTensor]:
 def _scan_shards(folder: Path) -> dict[str, StoredTensor]:
     """Read all shards that the index names, and hold the index to what they say."""
     weight_map = _read_weight_map(folder / INDEX_FILE)
-    absent = sorted({file for file in weight_map.values() if not (folder / file).is_file()})
+    absent = sorted({file for file in weight_map.values() if not is_file(folder / file)})
     if absent:
         raise ModelLoadError(
             f"{folder} lacks {len(absent)} shard(s) of {INDEX_FILE}: {some_names(absent)}"

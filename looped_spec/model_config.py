@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,28 @@ from looped_spec.errors import ModelLoadError
 
 CONFIG_FILE = "config.json"
 GENERATION_CONFIG_FILE = "generation_config.json"
+
+MAX_COUNT = 1024
+"""Most layers or loops of a model: each is built one by one, before any weight is looked at."""
+
+
+def file_mode(path: Path) -> int | None:
+    """Return the mode of what is at `path`, None if nothing is there; links are followed.
+
+    Raises `ModelLoadError` if that cannot be told: no permission, a name too long, a loop of links.
+    """
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: no name of a file
+        return None
+    except OSError as error:
+        raise ModelLoadError(f"{_shortened(path)} cannot be read: {error.strerror}") from error
+
+
+def is_file(path: Path) -> bool:
+    """Tell whether `path` is a file; raises what `file_mode` raises."""
+    mode = file_mode(path)
+    return mode is not None and stat.S_ISREG(mode)
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
@@ -23,6 +46,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
         ) from error
     except UnicodeDecodeError as error:
         raise ModelLoadError(f"{path} is not valid JSON: it is not UTF-8 text") from error
+    except ValueError as error:  # Python converts no more than 4300 digits
+        raise ModelLoadError(f"{path} cannot be read: a number in it is too long") from error
     except RecursionError as error:
         raise ModelLoadError(f"{path} is not valid JSON: it is nested too deeply") from error
     except OSError as error:
@@ -34,12 +59,13 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 def read_json_config(folder: Path) -> dict[str, Any]:
     """Read config.json of a model folder; it must name its `model_type`."""
-    if not folder.exists():
+    mode = file_mode(folder)
+    if mode is None:
         raise ModelLoadError(f"model folder {folder} does not exist")
-    if not folder.is_dir():
+    if not stat.S_ISDIR(mode):
         raise ModelLoadError(f"{folder} is not a folder: give the folder that holds {CONFIG_FILE}")
     path = folder / CONFIG_FILE
-    if not path.is_file():
+    if not is_file(path):
         raise ModelLoadError(f"{folder} holds no {CONFIG_FILE}: it is not a model folder")
     config = read_json_object(path)
     model_type = config.get("model_type")
@@ -52,14 +78,18 @@ def read_json_config(folder: Path) -> dict[str, Any]:
 def read_generation_config(folder: Path) -> dict[str, Any]:
     """Read generation_config.json of a model folder; a folder without one has an empty one."""
     path = folder / GENERATION_CONFIG_FILE
-    return read_json_object(path) if path.is_file() else {}
+    return read_json_object(path) if is_file(path) else {}
 
 
 def read_sizes(
-    config: Mapping[str, Any], names: Mapping[str, str], *, real_numbers: Collection[str] = ()
+    config: Mapping[str, Any],
+    names: Mapping[str, str],
+    *,
+    real_numbers: Collection[str] = (),
+    counts: Collection[str] = (),
 ) -> dict[str, Any]:
     """Take the fields `names` (theirs to ours) of a config.json; all must be positive integers,
-    those in `real_numbers` positive numbers."""
+    those in `real_numbers` positive numbers, and those in `counts` at most `MAX_COUNT`."""
     sizes: dict[str, Any] = {}
     for theirs, ours in names.items():
         value: Any = config.get(theirs)
@@ -69,8 +99,21 @@ def read_sizes(
             raise ModelLoadError(
                 f"{CONFIG_FILE}: {theirs} must be a positive {kind}, got {value!r}"
             )
+        if theirs in counts:
+            check_count(theirs, value)
         sizes[ours] = value
     return sizes
+
+
+def check_count(name: str, value: int) -> None:
+    """Raise `ModelLoadError` if a number of layers or loops is above `MAX_COUNT`."""
+    if value > MAX_COUNT:
+        raise ModelLoadError(f"{CONFIG_FILE}: {name} must be at most {MAX_COUNT}, got {value}")
+
+
+def _shortened(path: Path) -> str:
+    text = str(path)
+    return text if len(text) <= 300 else f"{text[:300]}..."
 
 
 def _kind(value: object) -> str:

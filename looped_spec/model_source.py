@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Any
 
 from looped_spec.checkpoint import no_safetensors
 from looped_spec.errors import ConfigError, LoopedSpecError, ModelLoadError
+from looped_spec.model_config import file_mode
 from looped_spec.plugins import PluginManager
 
 _DEMO_PREFIX = "demo:"
@@ -74,10 +76,11 @@ def resolve_model_source(
         _refuse_revision(revision, f"the bundled model '{text}'")
         return ModelSource(_demo_folder(text.removeprefix(_DEMO_PREFIX), plugins), text)
     folder = _expand(text)
-    if folder.is_dir():
+    mode = file_mode(folder)
+    if mode is not None and stat.S_ISDIR(mode):
         _refuse_revision(revision, f"the local folder '{text}'")
         return ModelSource(folder, folder.resolve().name)
-    if folder.exists():
+    if mode is not None:
         raise ModelLoadError(
             f"model '{text}' is a file, not a folder: give the folder that holds config.json"
         )

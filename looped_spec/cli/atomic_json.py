@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from looped_spec.errors import LoopedSpecError
+from looped_spec.errors import ConfigError, LoopedSpecError
 
 
 def json_text(document: Mapping[str, Any]) -> str:
@@ -21,15 +21,22 @@ def json_text(document: Mapping[str, Any]) -> str:
 
 
 def check_target(path: Path) -> None:
-    """Raise `LoopedSpecError` now if a file cannot be written later, after the work."""
-    folder = path.parent
-    if path.is_dir():
-        raise LoopedSpecError(f"cannot write '{path}': it is a folder, give the name of a file")
-    if not folder.is_dir():
-        raise LoopedSpecError(f"cannot write '{path}': folder '{folder}' does not exist")
-    is_replaced = not path.exists() or path.is_file()
-    if not os.access(folder if is_replaced else path, os.W_OK):
-        raise LoopedSpecError(f"cannot write '{path}': permission denied")
+    """Raise `ConfigError` now if a file cannot be written later, after the work."""
+    try:
+        mode = _mode(path)
+        is_replaced = mode is None or stat.S_ISREG(mode)
+        # Of a link, what it leads to is written; of a pipe or device there may be no such path.
+        written = Path(os.path.realpath(path)) if is_replaced else path
+        folder_mode = _mode(written.parent)
+    except OSError as error:
+        raise ConfigError(f"cannot write '{path}': {error.strerror}") from error
+    folder = written.parent if path.is_symlink() else path.parent
+    if mode is not None and stat.S_ISDIR(mode):
+        raise ConfigError(f"cannot write '{path}': it is a folder, give the name of a file")
+    if folder_mode is None or not stat.S_ISDIR(folder_mode):
+        raise ConfigError(f"cannot write '{path}': folder '{folder}' does not exist")
+    if not os.access(written.parent if is_replaced else path, os.W_OK):
+        raise ConfigError(f"cannot write '{path}': permission denied")
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
@@ -51,6 +58,14 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
         raise LoopedSpecError(
             f"cannot write '{path}': {error.strerror}; nothing was written to it"
         ) from error
+
+
+def _mode(path: Path) -> int | None:
+    """Return the mode of what is at `path`, following links; None if nothing is there."""
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
 
 
 def _replace(target: Path, data: bytes) -> None:

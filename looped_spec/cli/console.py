@@ -51,10 +51,15 @@ def flush() -> None:
 
 
 def note(text: str) -> None:
-    """Print one line of diagnostics on stderr, if there still is one."""
+    """Print one line of diagnostics on stderr, if there still is one.
+
+    What its encoding lacks becomes an escape: half a character of a config.json is in no encoding.
+    """
     if sys.stderr is not None:
+        encoding = getattr(sys.stderr, "encoding", None) or "utf-8"
+        shown = text.encode(encoding, "backslashreplace").decode(encoding)
         try:
-            print(f"{PROG}: {text}", file=sys.stderr, flush=True)
+            print(f"{PROG}: {shown}", file=sys.stderr, flush=True)
         except OSError:
             _discard(sys.stderr)
 

@@ -7,11 +7,13 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from looped_spec.cli.generation import Prompt
 from looped_spec.errors import ConfigError, reject_unknown
 
 STDIN = "-"
+_MAX_BYTES = 64 * 2**20
 _IDS_FORM = '{"prompt_token_ids": [ID, ...]}'
 _HOW = (
     "give --prompt TEXT, or --prompt-file FILE (one prompt per line), or '--prompt-file -' to read "
@@ -96,17 +98,26 @@ def _read_file(name: str) -> list[tuple[str, Prompt]]:
 
 
 def _read_bytes(name: str, shown: str) -> bytes:
+    """Read all of a file or of stdin, which may have no end: no more than `_MAX_BYTES`."""
     if name != STDIN:
         try:
-            return Path(name).read_bytes()
+            with Path(name).open("rb") as file:
+                return _no_more_than_allowed(file, shown)
         except OSError as error:
             raise ConfigError(f"{shown} cannot be read: {error.strerror}") from error
     if sys.stdin is None or sys.stdin.isatty():
         raise ConfigError(f"stdin holds no prompts (nothing is piped into it): {_HOW}")
     try:
-        return sys.stdin.buffer.read()
+        return _no_more_than_allowed(sys.stdin.buffer, shown)
     except OSError as error:
         raise ConfigError(f"stdin cannot be read: {error.strerror}") from error
+
+
+def _no_more_than_allowed(file: BinaryIO, shown: str) -> bytes:
+    data = file.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
+        raise ConfigError(f"{shown} is longer than {_MAX_BYTES // 2**20} MiB: split the prompts")
+    return data
 
 
 def _from_json(line: str, where: str) -> Prompt:

@@ -161,3 +161,12 @@ def test_stop_ids_outside_a_small_vocabulary_are_left_out() -> None:
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_the_golden_configurations_are_supported(folder: Any) -> None:
     assert HuginnAdapter.unsupported_reason(read_config(folder)) is None
+
+
+@pytest.mark.parametrize("name", [name for name in REQUIRED if "layers" in name or "mean" in name])
+@pytest.mark.parametrize("value", [1025, 10**9, 2**40])
+def test_a_count_that_no_model_has_is_refused_before_anything_is_built(
+    name: str, value: int
+) -> None:
+    with pytest.raises(ModelLoadError, match=f"{name} must be at most 1024, got {value}"):
+        sizes_of(read_config(**{name: value}))

@@ -219,3 +219,27 @@ def test_speculation_is_off_unless_asked_for_and_the_user_reads_why(
     plain, drafted = (m.generate([TOKENS], params, use_tqdm=False)[0] for m in (llm, asked))
     assert plain.outputs[0].token_ids == drafted.outputs[0].token_ids
     assert asked.stats()["num_draft_tokens"] > 0
+
+
+@pytest.mark.parametrize("field", ["num_hidden_layers", "num_physical_layers", "num_loops"])
+@pytest.mark.parametrize("value", [1025, 10**9, 2**40])
+def test_a_count_that_no_model_has_is_refused_before_anything_is_built(
+    field: str, value: int
+) -> None:
+    with pytest.raises(ModelLoadError, match=f"{field} must be at most 1024, got {value}"):
+        _build({**RELEASE, field: value})
+
+
+def test_more_loop_loss_weights_than_loops_of_any_model_are_refused() -> None:
+    with pytest.raises(ModelLoadError, match="loop_loss_weights must be at most 1024, got 1025"):
+        _build({**RELEASE, "loop_loss_weights": [0.1] * 1024})
+
+
+def test_an_odd_head_dim_is_refused_by_name() -> None:
+    with pytest.raises(ModelLoadError, match="head_dim must be even, got 127"):
+        _build({**RELEASE, "head_dim": 127})
+
+
+def test_rope_parameters_that_are_no_object_are_named() -> None:
+    reason = NanbeigeAdapter.unsupported_reason({**RELEASE, "rope_parameters": [1]})
+    assert reason == "rope_parameters is [1]: only an object is understood"

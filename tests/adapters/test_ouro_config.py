@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -65,4 +66,31 @@ def test_key_value_heads_that_do_not_divide_the_heads_are_refused_by_name(
     (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "num_key_value_heads": kv_heads}))
     message = f"num_attention_heads 4 must be a multiple of num_key_value_heads {kv_heads}"
     with pytest.raises(ModelLoadError, match=message):
+        load_adapter(tmp_path, device="cpu", load_format="dummy")
+
+
+@pytest.mark.parametrize("field", ["num_hidden_layers", "total_ut_steps"])
+@pytest.mark.parametrize("value", [1025, 10**9, 2**40])
+def test_a_count_that_no_model_has_is_refused_before_anything_is_built(
+    field: str, value: int
+) -> None:
+    with pytest.raises(ModelLoadError, match=f"{field} must be at most 1024, got {value}"):
+        read_config({**CONFIG, field: value})
+
+
+@pytest.mark.parametrize("changes", [{"head_dim": 7}, {"head_dim": None, "hidden_size": 28}])
+def test_an_odd_head_dim_is_refused_by_name(changes: dict[str, Any]) -> None:
+    with pytest.raises(ModelLoadError, match="head_dim must be even, got 7"):
+        read_config({**CONFIG, **changes})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "kind"),
+    [("layer_types", 5, "a list"), ("rope_parameters", [1], "an object")],
+)
+def test_a_field_of_the_wrong_kind_is_named(
+    tmp_path: Path, field: str, value: object, kind: str
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, field: value}))
+    with pytest.raises(ModelLoadError, match=re.escape(f"{field} must be {kind}, got {value!r}")):
         load_adapter(tmp_path, device="cpu", load_format="dummy")

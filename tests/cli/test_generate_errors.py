@@ -189,7 +189,7 @@ def test_a_damaged_model_is_one_line(
     check(generate(*PROMPT, model=folder), part)
 
 
-@pytest.mark.parametrize("model", ["", "nosuch", "./nosuch", "demo:", "demo:nosuch"])
+@pytest.mark.parametrize("model", ["", "nosuch", "./nosuch", "a" * 5000, "demo:", "demo:nosuch"])
 def test_a_model_that_is_not_there_is_one_line(model: str, generate: Generate) -> None:
     check(generate(*PROMPT, model=model))
 
@@ -213,3 +213,21 @@ def test_too_little_memory_names_what_to_lower() -> None:
         raise MemoryError
     with pytest.raises(RuntimeError, match="ours"), memory_errors():
         raise RuntimeError("ours")
+
+
+def test_prompts_without_end_are_not_read_to_the_end(
+    generate: Generate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(generate("--prompt-file", "/dev/zero"), "'/dev/zero' is longer than 64 MiB")
+    with open("/dev/zero") as zeros:
+        monkeypatch.setattr(sys, "stdin", zeros)
+        check(generate("--prompt-file", "-"), "stdin is longer than 64 MiB")
+
+
+def test_half_a_character_in_an_error_is_escaped(
+    generate: Generate, tiny_model: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(tiny_model, folder)
+    (folder / "config.json").write_text('{"model_type": "\\ud800"}')
+    check(generate(*PROMPT, model=folder), "\\ud800")

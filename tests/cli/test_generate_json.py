@@ -14,7 +14,7 @@ from command_runs import Generate
 
 from looped_spec.cli import atomic_json
 from looped_spec.cli.atomic_json import check_target, json_text, write_json
-from looped_spec.errors import LoopedSpecError
+from looped_spec.errors import ConfigError, LoopedSpecError
 
 ARGUMENTS = ("--prompt", "a", "--max-tokens", 6)
 
@@ -127,3 +127,19 @@ def test_a_device_is_written_and_not_replaced() -> None:
     with pytest.raises(LoopedSpecError, match="No space left"):
         write_json(Path("/dev/full"), {})
     assert Path("/dev/full").is_char_device()
+
+
+def test_a_target_of_a_name_too_long_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"cannot write .*: File name too long"):
+        check_target(tmp_path / ("a" * 300))
+
+
+def test_a_link_to_a_file_not_yet_there_needs_its_folder(tmp_path: Path) -> None:
+    link, folder = tmp_path / "link", tmp_path / "folder"
+    link.symlink_to(folder / "o.json")
+    with pytest.raises(ConfigError, match=f"folder '{folder}' does not exist"):
+        check_target(link)
+    folder.mkdir()
+    check_target(link)
+    write_json(link, {})
+    assert (folder / "o.json").read_text() == "{}\n" and link.is_symlink()

@@ -268,3 +268,8 @@ def test_malicious_headers_raise_nothing_but_load_errors(tmp_path: Path, header:
 
 def test_load_errors_are_user_errors() -> None:
     assert issubclass(ModelLoadError, LoopedSpecError)
+
+
+def test_a_shard_of_a_name_too_long_is_one_line(tmp_path: Path) -> None:
+    write_index(tmp_path, {NORM: "a" * 300 + ".safetensors"})
+    assert "cannot be read: File name too long" in failure(tmp_path)

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
 from looped_spec.errors import ModelLoadError
-from looped_spec.model_config import read_generation_config, read_json_config, read_sizes
+from looped_spec.model_config import (
+    MAX_COUNT,
+    read_generation_config,
+    read_json_config,
+    read_sizes,
+)
 
 
 def test_a_config_is_read_as_it_is(tmp_path: Path) -> None:
@@ -22,6 +28,10 @@ def test_a_config_is_read_as_it_is(tmp_path: Path) -> None:
         (b"", "line 1 column 1"),
         (b"\xff\xfe\xff", "not UTF-8"),
         (b"[" * 100_000, "nested too deeply"),
+        (
+            b'{"a": ' + b"1" * 5000 + b"}",
+            r"config\.json .*: a number in it is too long",
+        ),
         (b"[1]", "must hold a JSON object, found a list"),
         (b"null", "must hold a JSON object, found null"),
         (b'{"a": 1}', "must name its model_type .*; it is missing"),
@@ -72,3 +82,30 @@ def test_a_size_that_is_none_names_its_field(value: object) -> None:
 def test_a_real_number_that_is_none_names_its_field(value: object) -> None:
     with pytest.raises(ModelLoadError, match=r"config\.json: a must be a positive number, got "):
         read_sizes({"a": value}, {"a": "x"}, real_numbers=("a",))
+
+
+@pytest.mark.parametrize("value", [MAX_COUNT + 1, 10**9, 2**40])
+def test_a_count_that_no_model_has_is_refused(value: int) -> None:
+    with pytest.raises(ModelLoadError, match=f"a must be at most {MAX_COUNT}, got {value}"):
+        read_sizes({"a": value}, {"a": "x"}, counts=("a",))
+    assert read_sizes({"a": MAX_COUNT}, {"a": "x"}, counts=("a",)) == {"x": MAX_COUNT}
+    assert read_sizes({"a": value}, {"a": "x"}) == {"x": value}
+
+
+def test_what_cannot_be_looked_at_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ModelLoadError, match=r"a\.\.\. cannot be read: File name too long"):
+        read_json_config(tmp_path / ("a" * 5000))
+    for name, read in (
+        ("config.json", read_json_config),
+        ("generation_config.json", read_generation_config),
+    ):
+        (tmp_path / name).symlink_to("a" * 300)
+        with pytest.raises(ModelLoadError, match=rf"{name} cannot be read: File name too long"):
+            read(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read anything")
+def test_a_folder_without_permission_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir(mode=0)
+    with pytest.raises(ModelLoadError, match="cannot be read: Permission denied"):
+        read_json_config(tmp_path / "model")

@@ -259,3 +259,9 @@ def test_the_real_client_offline_with_a_model_in_its_cache(
         source.fetch_weights()
     (folder / "model.safetensors").write_text("")
     source.fetch_weights()
+
+
+@pytest.mark.parametrize("model", ["a" * 5000, Path("a" * 5000)])
+def test_a_name_that_the_file_system_refuses_is_one_line(model: str | Path) -> None:
+    with pytest.raises(ModelLoadError, match="cannot be read: File name too long"):
+        resolve_model_source(model)

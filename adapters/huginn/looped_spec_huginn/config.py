@@ -30,6 +30,12 @@ _SIZES = (
     "norm_eps",
 )
 _REAL_NUMBERS = ("rope_base", "norm_eps")
+_COUNTS = (
+    "n_layers_in_prelude",
+    "n_layers_in_recurrent_block",
+    "n_layers_in_coda",
+    "mean_recurrence",
+)
 
 _ONLY_VALUES = {
     "architecture_class_name": "RecurrentGPT",
@@ -86,7 +92,9 @@ def read_config(config: Mapping[str, Any]) -> HuginnConfig:
         padding = read_sizes(values, {name: name for name in ("vocab_size", "padding_multiple")})
         blocks = -(-padding["vocab_size"] // padding["padding_multiple"])
         values["padded_vocab_size"] = blocks * padding["padding_multiple"]
-    sizes = read_sizes(values, {name: name for name in _SIZES}, real_numbers=_REAL_NUMBERS)
+    sizes = read_sizes(
+        values, {name: name for name in _SIZES}, real_numbers=_REAL_NUMBERS, counts=_COUNTS
+    )
     found = HuginnConfig(
         **sizes,
         qk_bias=_boolean(config, "qk_bias"),

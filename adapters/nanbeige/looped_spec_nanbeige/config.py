@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from looped_spec.errors import ModelLoadError
-from looped_spec.model_config import read_sizes
+from looped_spec.model_config import check_count, read_sizes
 from looped_spec_nanbeige.model import NanbeigeConfig
 
 _SIZES = {
@@ -94,6 +94,8 @@ def read_config(config: Mapping[str, Any]) -> NanbeigeConfig:
             f"config.json: num_attention_heads {sizes['num_heads']} must be a multiple of "
             f"num_key_value_heads {sizes['num_kv_heads']}"
         )
+    if sizes["head_dim"] % 2:  # rotary embeddings turn pairs of channels
+        raise ModelLoadError(f"config.json: head_dim must be even, got {sizes['head_dim']}")
     loops = count_loops(config)
     return NanbeigeConfig(
         **sizes,
@@ -111,22 +113,27 @@ def count_loops(config: Mapping[str, Any]) -> int:
     if not isinstance(weights, list):
         raise ModelLoadError(f"config.json: loop_loss_weights must be a list, got {weights!r}")
     if weights:  # one for each loop but the last
+        check_count("the loops of loop_loss_weights", len(weights) + 1)
         return len(weights) + 1
-    return int(read_sizes(config, {"num_loops": "loops"})["loops"])
+    return _count(config, "num_loops")
 
 
 def count_physical_layers(config: Mapping[str, Any], loops: int) -> int:
     """Return L, the layers that have weights; num_hidden_layers may be the unrolled L * loops."""
-    listed = int(read_sizes(config, {"num_hidden_layers": "layers"})["layers"])
+    listed = _count(config, "num_hidden_layers")
     if config.get("num_physical_layers") is None:
         return listed
-    layers = int(read_sizes(config, {"num_physical_layers": "layers"})["layers"])
+    layers = _count(config, "num_physical_layers")
     if listed not in (layers, layers * loops):
         raise ModelLoadError(
             f"config.json: num_hidden_layers must be num_physical_layers {layers}, or that times "
             f"{loops} loops, got {listed}"
         )
     return layers
+
+
+def _count(config: Mapping[str, Any], field: str) -> int:
+    return int(read_sizes(config, {field: field}, counts=(field,))[field])
 
 
 def _rope_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:

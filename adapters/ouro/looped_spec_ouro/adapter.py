@@ -49,14 +49,28 @@ def read_config(config: Mapping[str, Any]) -> OuroConfig:
     if values.get("head_dim") is None:
         values["head_dim"] = values["hidden_size"] // values["num_attention_heads"]
     if values.get("rope_theta") is None:  # transformers 5 writes it inside rope_parameters
-        values["rope_theta"] = (values.get("rope_parameters") or {}).get("rope_theta")
-    sizes = read_sizes(values, _SIZES, real_numbers=("rms_norm_eps", "rope_theta"))
+        values["rope_theta"] = _rope_settings(config).get("rope_theta")
+    sizes = read_sizes(
+        values,
+        _SIZES,
+        real_numbers=("rms_norm_eps", "rope_theta"),
+        counts=("num_hidden_layers", "total_ut_steps"),
+    )
     if sizes["num_heads"] % sizes["num_kv_heads"]:
         raise ModelLoadError(
             f"config.json: num_attention_heads {sizes['num_heads']} must be a multiple of "
             f"num_key_value_heads {sizes['num_kv_heads']}"
         )
+    if sizes["head_dim"] % 2:  # rotary embeddings turn pairs of channels
+        raise ModelLoadError(f"config.json: head_dim must be even, got {sizes['head_dim']}")
     return OuroConfig(**sizes)
+
+
+def _rope_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    settings = config.get("rope_parameters") or {}
+    if not isinstance(settings, Mapping):
+        raise ModelLoadError(f"config.json: rope_parameters must be an object, got {settings!r}")
+    return settings
 
 
 class OuroAdapter(ModelAdapter):
@@ -83,9 +97,12 @@ class OuroAdapter(ModelAdapter):
         """Refuse what no published Ouro has and this code does not compute."""
         if config.get("use_sliding_window"):
             return "sliding-window attention (use_sliding_window) is not implemented"
-        if any(kind != "full_attention" for kind in config.get("layer_types") or ()):
+        kinds = config.get("layer_types") or []
+        if not isinstance(kinds, list):
+            raise ModelLoadError(f"config.json: layer_types must be a list, got {kinds!r}")
+        if any(kind != "full_attention" for kind in kinds):
             return "only full_attention is implemented in layer_types"
-        rope_type = (config.get("rope_parameters") or {}).get("rope_type", "default")
+        rope_type = _rope_settings(config).get("rope_type", "default")
         if config.get("rope_scaling") or rope_type != "default":
             return "rope_scaling is not implemented"
         if config.get("hidden_act", "silu") != "silu":
