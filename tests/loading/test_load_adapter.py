@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +130,17 @@ def test_an_adapter_that_breaks_is_blamed_by_name(
         load_adapter(tmp_path, device="cpu")
 
 
-def test_a_config_that_breaks_the_adapters_check_is_no_traceback(tmp_path: Path) -> None:
-    write_config(tmp_path, rope_parameters=["odd"])
-    with pytest.raises(PluginError, match=r"adapter 'ouro' cannot be built .* AttributeError"):
+def test_a_config_that_breaks_the_adapters_check_is_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Careless(OuroAdapter):
+        @classmethod
+        def unsupported_reason(cls, config: Mapping[str, Any]) -> str | None:
+            return str(config["no such key"])
+
+    use_adapter(monkeypatch, Careless)
+    write_config(tmp_path)
+    with pytest.raises(PluginError, match=r"adapter 'ouro' cannot be built .* KeyError"):
         load_adapter(tmp_path, device="cpu")
 
 
