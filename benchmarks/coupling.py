@@ -310,7 +310,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         raise ConfigError(f"--temperature must be above 0, got {args.temperature:g}")
     torch.set_num_threads(args.threads)
     sources = read_sources(args)
-    llm = LLM(args.model, device="cpu", dtype="float32", max_num_seqs=32)
+    llm = LLM(args.model, device="cpu", dtype="float32", num_threads=args.threads, max_num_seqs=32)
     check_model(llm)
     facts = machine(llm)
     depths = sorted(set(args.draft_loops or range(1, llm.full_loops))) or [1]

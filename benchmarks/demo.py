@@ -210,7 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     candidates = [(k, d) for d in args.draft_loops for k in args.draft_tokens]
     rows, raw = [], []
     try:
-        llm = LLM(args.model, max_num_seqs=max(args.batch_sizes))
+        llm = LLM(args.model, num_threads=args.threads, max_num_seqs=max(args.batch_sizes))
         before = machine(llm)
         for size in args.batch_sizes:
             work = Workload(prompts, size, args.max_tokens, args.temperature)

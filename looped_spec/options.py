@@ -27,6 +27,10 @@ class EngineOptions:
         "auto",
         "float32, bfloat16, float16, or auto: that of the checkpoint on CUDA, float32 on the CPU",
     )
+    num_threads: int | None = _option(
+        None,
+        "CPU threads of PyTorch; default: 1 for a model too small to gain from more, else as it is",
+    )
     num_speculative_tokens: int | None = _option(
         None,
         "K, tokens drafted per round; 0 turns speculation off; default: what the model suggests",
@@ -68,6 +72,7 @@ class EngineOptions:
 
     def __post_init__(self) -> None:
         for name, low, high in (
+            ("num_threads", 1, 2**10),
             ("max_num_seqs", 1, 2**16),
             ("max_model_len", 2, 2**31),
             ("max_num_batched_tokens", 1, 2**31),

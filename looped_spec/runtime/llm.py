@@ -12,12 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm.auto import tqdm
 
 from looped_spec.control.plan import Candidate
 from looped_spec.control.static import StaticPolicy
 from looped_spec.errors import ConfigError, UnsupportedError
-from looped_spec.loading import load_adapter
+from looped_spec.loading import LoadedModel, load_adapter
 from looped_spec.options import EngineOptions
 from looped_spec.runtime.attention import AttentionBackend, make_backend
 from looped_spec.runtime.engine import Engine
@@ -71,6 +72,7 @@ class LLM:
             check=lambda adapter: plans.append(plan_run(opts, adapter)),
         )
         (plan,) = plans
+        _set_threads(opts.num_threads, self.loaded)
         self.full_loops = plan.full_loops
         self._policy = StaticPolicy(plan.candidate)
         self._lock = threading.RLock()  # calls from several threads take turns, step by step
@@ -332,6 +334,25 @@ class _Checked:
     text: str | None
     tokens: list[int]
     params: SamplingParams
+
+
+# Threads that wait for each other after every small product cost more than they bring, and on a
+# busy machine many times more. A model of this many parameters is read from the cache of one core.
+_ONE_THREAD_PARAMETERS = 10_000_000
+
+
+def _set_threads(num_threads: int | None, loaded: LoadedModel) -> None:
+    """Set PyTorch's number of CPU threads, which is one for the process, as the options say."""
+    if loaded.device.type != "cpu":
+        return
+    if num_threads is None:
+        parameters = sum(p.numel() for p in loaded.adapter.module.parameters())
+        if parameters > _ONE_THREAD_PARAMETERS:
+            return
+        num_threads = 1
+    if num_threads != torch.get_num_threads():
+        logger.info("PyTorch runs with %d CPU threads (num_threads)", num_threads)
+        torch.set_num_threads(num_threads)
 
 
 def _progress(total: int, wanted: bool) -> tqdm[Any]:

@@ -376,3 +376,17 @@ def test_what_are_no_sampling_parameters_is_refused(llm: LLM, params: Any) -> No
 def test_sampling_parameters_of_odd_kinds_are_refused(params: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=next(iter(params))):
         SamplingParams(**params)
+
+
+def test_a_small_model_runs_on_one_thread_unless_told_otherwise() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        make()
+        assert torch.get_num_threads() == 1
+        make(num_threads=2)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    with pytest.raises(ConfigError, match="num_threads must be between 1 and 1024, got 0"):
+        make(num_threads=0)

@@ -3,17 +3,25 @@
 Example, the whole of a plugin's `test_conformance.py`:
 
     import pytest
+    import torch
     from looped_spec.testing import AdapterConformance
-    from looped_spec_mine.adapter import MyAdapter
-    from looped_spec_mine.testing import tiny_config
+    from looped_spec_mine.adapter import MineAdapter
+    from looped_spec_mine.plugin import looped_spec_adapters
 
-    class TestMyAdapter(AdapterConformance):
+    TINY = {"model_type": "mine", "hidden_size": 64, ...}  # a config.json of a tiny model
+
+    class TestMineAdapter(AdapterConformance):
         @pytest.fixture
         def adapter(self):
             torch.manual_seed(0)
-            return MyAdapter(tiny_config(), MyAdapter.options)
+            return MineAdapter(TINY, MineAdapter.options)
 
-See `AdapterConformance` for the optional fixtures.
+        @pytest.fixture
+        def spec(self):
+            return looped_spec_adapters()[0]
+
+`spec` is optional, as are the other fixtures that `AdapterConformance` names; without it the checks
+of the plugin's record are skipped.
 """
 
 from __future__ import annotations
