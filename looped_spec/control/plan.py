@@ -48,10 +48,36 @@ PLAIN = Candidate(0, 0)
 
 @dataclass(frozen=True)
 class SpeculationPlan:
-    """What one round runs, fixed before it starts; feedback carries its `plan_id`."""
+    """What one round runs, fixed before it starts; feedback carries its `plan_id`.
+
+    Attributes:
+        plan_id: identity of the plan; ids rise by one.
+        candidate: K and d of the round.
+        bucket: index of the batch bucket that the choice was made for.
+        probe: the round is run to learn something, not because it is expected to be fastest.
+        shadow_depths: draft depths, ascending, whose readout the engine should compare with the
+            target's tokens on this round's verified rows; it may leave them out.
+    """
 
     plan_id: int
     candidate: Candidate
+    bucket: int = 0
+    probe: bool = False
+    shadow_depths: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class ShadowCounts:
+    """What drafts of another depth would have given in the same round, per request.
+
+    `accepted` counts leading rows where the readout after `draft_loops` loops chose the target's
+    token; `proposed` counts the rows that could tell: those whose context was committed, at most
+    accepted + 1 of the drafts that ran, and none behind a limit or stop.
+    """
+
+    draft_loops: int
+    proposed: tuple[int, ...]
+    accepted: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -61,9 +87,21 @@ class RoundFeedback:
     `proposed` counts only drafts that could have been committed: a request that ends behind the cut
     by a stop or its length limit does not count the drafts behind it, neither as accepted nor as
     failed.
+
+    Attributes:
+        plan_id: the plan that ran.
+        proposed: drafts per request that could have been committed.
+        accepted: drafts per request that were, `accepted[i] <= proposed[i]`.
+        seconds: time of the round, without prefill of other requests where the engine can tell.
+        num_speculative_tokens: K that really ran; None means the plan's.
+        num_prefill_tokens: prompt tokens computed inside `seconds`; such rounds teach no cost.
+        shadow: one entry per shadow depth that was computed.
     """
 
     plan_id: int
     proposed: tuple[int, ...]
     accepted: tuple[int, ...]
     seconds: float = field(compare=False)
+    num_speculative_tokens: int | None = None
+    num_prefill_tokens: int = 0
+    shadow: tuple[ShadowCounts, ...] = ()
