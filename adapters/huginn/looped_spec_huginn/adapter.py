@@ -18,10 +18,10 @@ from looped_spec.adapter import (
     StageContext,
     loop_planes,
 )
-from looped_spec.errors import ConfigError, UnsupportedError, closest
-from looped_spec_huginn import exit_scores
+from looped_spec.errors import ConfigError
+from looped_spec.layers.exit_scores import convergence_score
+from looped_spec.layers.initial_state import truncated_normal
 from looped_spec_huginn.config import read_config, unsupported_reason
-from looped_spec_huginn.initial_state import truncated_normal
 from looped_spec_huginn.model import HuginnModel
 from looped_spec_huginn.plugin import CAPABILITIES
 
@@ -128,7 +128,7 @@ class HuginnAdapter(ModelAdapter):
         index: int,
         ctx: StageContext,
     ) -> Tensor:
-        """Score one of four criteria; see `exit_scores`. [B, T] fp32.
+        """Score one of four criteria; see `convergence_score`. [B, T] fp32.
 
         Thresholds are those of the official code, negated for the first three: `latent-diff` -0.03,
         `entropy-diff` -1e-3, `kl` -1e-3 and `argmax-stability` 5.
@@ -136,25 +136,10 @@ class HuginnAdapter(ModelAdapter):
         All but `latent-diff` compare what two neighbouring depths read out, at the cost of a coda
         and a head each. The coda writes its KV planes at the rows of this call, and at no others;
         the readout that follows the last loop overwrites them, so no later token ever sees them.
-        Before the second loop there is nothing to compare with: the score is -inf, and 0 for
-        `argmax-stability`.
         """
-        if criterion == "latent-diff":
-            return exit_scores.latent_diff(state[0], previous[0])
-        names = [known.name for known in self.capabilities.early_exit]
-        if criterion not in names:
-            raise UnsupportedError(
-                f"the exit criterion must be one of {', '.join(names)}, "
-                f"got '{criterion}'{closest(criterion, names)}"
-            )
-        if previous_score is None:
-            first = 0.0 if criterion == "argmax-stability" else -math.inf
-            return torch.full(state[0].shape[:2], first, device=state[0].device)
-        before, now = (self._log_probs(each, ctx) for each in (previous, state))
-        if criterion == "argmax-stability":
-            return exit_scores.argmax_stability(now, before, previous_score)
-        score = exit_scores.kl if criterion == "kl" else exit_scores.entropy_diff
-        return score(now, before)
+        return convergence_score(
+            criterion, state, previous, previous_score, lambda each: self._log_probs(each, ctx)
+        )
 
     def optional_checkpoint_tensors(self) -> frozenset[str]:
         """A tied head need not be stored; the stored table of rotary angles is computed here."""
