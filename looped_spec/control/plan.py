@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from looped_spec.errors import ConfigError
 
@@ -46,9 +47,11 @@ PLAIN = Candidate(0, 0)
 """No speculation."""
 
 
-@dataclass(frozen=True)
-class SpeculationPlan:
+class SpeculationPlan(NamedTuple):
     """What one round runs, fixed before it starts; feedback carries its `plan_id`.
+
+    A named tuple rather than a frozen dataclass because one is made every round, and takes a fifth
+    of the time to make.
 
     Attributes:
         plan_id: identity of the plan; ids rise by one.
