@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -57,6 +59,21 @@ class FakeSite:
         (info / "entry_points.txt").write_text(f"[looped_spec]\n{entry_point} = {module}{target}\n")
         self.write(module, source)
         return module
+
+    def install(self, project: Path) -> None:
+        """Install a project as its pyproject.toml says, with all packages that lie beside it."""
+        table = tomllib.loads((project / "pyproject.toml").read_text())
+        about = table["project"]
+        for init in project.glob("*/__init__.py"):
+            shutil.copytree(init.parent, self.folder / init.parent.name)
+        info = self.folder / f"{about['name'].replace('-', '_')}-{about['version']}.dist-info"
+        info.mkdir()
+        needs = "".join(f"Requires-Dist: {text}\n" for text in about["dependencies"])
+        heads = f"Metadata-Version: 2.1\nName: {about['name']}\nVersion: {about['version']}\n"
+        (info / "METADATA").write_text(heads + needs)
+        lines = ["[looped_spec]"]
+        lines += [f"{name} = {to}" for name, to in about["entry-points"]["looped_spec"].items()]
+        (info / "entry_points.txt").write_text("\n".join(lines) + "\n")
 
     def write(self, module: str, source: str) -> None:
         """Add a module that belongs to no distribution."""

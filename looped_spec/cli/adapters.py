@@ -1,4 +1,7 @@
-"""Show every installed plugin: what it brings, whether it can be used, and if not, why."""
+"""Show every installed plugin: what it brings, whether it can be used, and if not, why.
+
+`looped-spec adapters new NAME` writes the project of a new one.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ import json
 from typing import Any
 
 from looped_spec.adapter import Capabilities
-from looped_spec.cli import console
+from looped_spec.cli import adapters_new, console
+from looped_spec.cli.one_line_errors import use_one_line_errors
+from looped_spec.errors import ConfigError
 from looped_spec.plugins import PluginManager, PluginRecord
 from looped_spec.settings import PLUGINS, STRICT_PLUGINS, Settings
 from looped_spec.version import __version__
@@ -17,12 +22,35 @@ COLUMNS = ("name", "status", "model_types", "capabilities", "demo", "distributio
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments of `looped-spec adapters`."""
+    """Add the arguments of `looped-spec adapters`, and its verb `new`."""
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    verbs = parser.add_subparsers(dest="verb", metavar="new", parser_class=_StrictParser)
+    new = verbs.add_parser(
+        "new",
+        help="write the project of a new adapter",
+        description=adapters_new.__doc__,
+        allow_abbrev=False,
+    )
+    use_one_line_errors(new)
+    adapters_new.configure(new)
+
+
+class _StrictParser(argparse.ArgumentParser):
+    """A parser that refuses unknown arguments itself: the one above it knows other flags."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return known, unknown
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the plugins; a broken one is a line of the output, not a failure of the command."""
+    if args.verb == "new":
+        if args.json:
+            raise ConfigError("--json shows the installed plugins: leave it out before 'new'")
+        return adapters_new.run(args)
     manager = PluginManager()
     with console.stdout_for_ours_alone():
         records = manager.records()

@@ -29,8 +29,8 @@ from __future__ import annotations
 import pytest
 
 _PARTS = (
-    *("base", "record", "planes", "rows", "depth", "texts", "exits", "generation", "checkpoints"),
-    "suite",
+    *("base", "written", "record", "planes", "rows", "depth", "texts", "exits", "generation"),
+    *("checkpoints", "suite"),
 )
 
 # Before they are imported, so that a failing assert shows its values.

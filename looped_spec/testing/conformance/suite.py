@@ -9,9 +9,11 @@ from looped_spec.testing.conformance.generation import GenerationChecks
 from looped_spec.testing.conformance.planes import PlaneChecks
 from looped_spec.testing.conformance.record import RecordChecks
 from looped_spec.testing.conformance.rows import RowChecks
+from looped_spec.testing.conformance.written import WrittenChecks
 
 
 class AdapterConformance(
+    WrittenChecks,
     RecordChecks,
     PlaneChecks,
     RowChecks,

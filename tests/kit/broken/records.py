@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from broken.case import BrokenToy
-from looped_spec.adapter import API_VERSION, AdapterSpec
+from looped_spec.adapter import API_VERSION, AdapterSpec, LoopState, StageContext
 
 TOY = "looped_spec.testing.toy:ToyAdapter"
 BAD_PRESETS = "fake_bad_presets"
 """A package that the tests install, whose preset is no JSON."""
+
+
+class HalfWritten(BrokenToy):
+    """A method of the skeleton is still to be written."""
+
+    caught_by = ("test_every_required_method_is_written",)
+
+    def readout(self, state: LoopState, ctx: StageContext) -> Tensor:
+        """Return logits."""
+        raise NotImplementedError("return logits [B, T', vocab_size]")
 
 
 class MoreThanTheRecord(BrokenToy):
@@ -53,6 +65,7 @@ class HeavyPlugin(BrokenToy):
 
 
 FAULTS = (
+    HalfWritten,
     MoreThanTheRecord,
     NotTheInstalledRecord,
     RecordOfTheFuture,
