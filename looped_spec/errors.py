@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable
 
 
@@ -53,3 +54,13 @@ def check_int(name: str, value: object, low: int | None = None, high: int | None
         bound = f"at least {low}" if high is None else f"between {low} and {high}"
         shown = value if value.bit_length() < 200 else f"a number of {value.bit_length()} bits"
         raise ConfigError(f"{name} must be {bound}, got {shown}")
+
+
+def check_number(name: str, value: object, low: float) -> None:
+    """Raise `ConfigError` with name and value unless `value` is a finite number from `low` up."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        if low <= value <= sys.float_info.max:
+            return
+        if isinstance(value, int) and value.bit_length() >= 200:
+            value = f"a number of {value.bit_length()} bits"
+    raise ConfigError(f"{name} must be a finite number of at least {low:g}, got {value!r}")

@@ -105,6 +105,33 @@ def read_sizes(
     return sizes
 
 
+def read_boolean(config: Mapping[str, Any], name: str) -> bool:
+    """Take a field of a config.json that must be true or false."""
+    value = config.get(name)
+    if not isinstance(value, bool):
+        raise ModelLoadError(f"{CONFIG_FILE}: {name} must be true or false, got {value!r}")
+    return value
+
+
+def read_rope_parameters(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a config.json says of rotary embeddings: at least `rope_type` and `rope_theta`.
+
+    The theta stands beside `rope_scaling` in what transformers 4 writes, and inside
+    `rope_parameters` in what transformers 5 writes; a `rope_type` that is nowhere is "default", a
+    theta that is nowhere is None.
+    """
+    found: dict[str, Any] = {}
+    for field in ("rope_scaling", "rope_parameters"):
+        settings = config.get(field) or {}
+        if not isinstance(settings, Mapping):
+            raise ModelLoadError(f"{CONFIG_FILE}: {field} must be an object, got {settings!r}")
+        found |= settings
+    found.setdefault("rope_type", found.pop("type", "default"))
+    if found.get("rope_theta") is None:
+        found["rope_theta"] = config.get("rope_theta")
+    return found
+
+
 def check_count(name: str, value: int) -> None:
     """Raise `ModelLoadError` if a number of layers or loops is above `MAX_COUNT`."""
     if value > MAX_COUNT:

@@ -6,6 +6,8 @@ Two pairings are in use: channel i with i + head_dim / 2 (GPT-NeoX, Llama), and 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -14,20 +16,29 @@ class RotaryAngles:
     """Angles computed from positions on use.
 
     Not a module on purpose: casting a model must never round the fp32 frequencies, loading on the
-    meta device
-    must never lose them, and a table would have to bound the positions of padded rows.
+    meta device must never lose them, and a table would have to bound the positions of padded rows.
+
+    `scaling` changes the inverse frequencies ([head_dim / 2] fp32) of a model whose context was
+    lengthened, see `rope_scaling`.
     """
 
-    def __init__(self, head_dim: int, theta: float) -> None:
+    def __init__(
+        self, head_dim: int, theta: float, scaling: Callable[[Tensor], Tensor] | None = None
+    ) -> None:
         self.head_dim = head_dim
         self.theta = theta
+        self.scaling = scaling
         self._inv_freq: dict[torch.device, Tensor] = {}
 
     def inv_freq(self, device: torch.device) -> Tensor:
-        """Return [head_dim / 2] fp32 inverse frequencies theta ** (-2 i / head_dim) on `device`."""
+        """Return [head_dim / 2] fp32 inverse frequencies on `device`: theta ** (-2 i / head_dim),
+        scaled where the model says so."""
         if device not in self._inv_freq:
             exponent = torch.arange(0, self.head_dim, 2, dtype=torch.float32) / self.head_dim
-            self._inv_freq[device] = (1.0 / self.theta**exponent).to(device)
+            inv_freq = 1.0 / self.theta**exponent
+            if self.scaling is not None:
+                inv_freq = self.scaling(inv_freq)
+            self._inv_freq[device] = inv_freq.to(device)
         return self._inv_freq[device]
 
     def cos_sin(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -105,7 +105,7 @@ def test_init_scale_multiplies_the_state_and_zero_gives_zeros() -> None:
     assert torch.equal(full, state([3], 4, 192, init_scale=1.0))
 
 
-@pytest.mark.parametrize("value", [-0.1, math.nan, math.inf, "1", None, True])
+@pytest.mark.parametrize("value", [-0.1, math.nan, math.inf, 10**400, "1", None, True])
 def test_a_bad_init_scale_is_refused_by_name(value: object) -> None:
     with pytest.raises(ConfigError, match=r"init_scale must be a finite number of at least 0, got"):
         without_weights({"init_scale": value})

@@ -10,8 +10,10 @@ import pytest
 from looped_spec.errors import ModelLoadError
 from looped_spec.model_config import (
     MAX_COUNT,
+    read_boolean,
     read_generation_config,
     read_json_config,
+    read_rope_parameters,
     read_sizes,
 )
 
@@ -109,3 +111,45 @@ def test_a_folder_without_permission_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir(mode=0)
     with pytest.raises(ModelLoadError, match="cannot be read: Permission denied"):
         read_json_config(tmp_path / "model")
+
+
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"rope_theta": 1e4}, {"rope_type": "default", "rope_theta": 1e4}),
+        ({"rope_theta": 1e4, "rope_scaling": None}, {"rope_type": "default", "rope_theta": 1e4}),
+        (
+            {"rope_theta": 5e5, "rope_scaling": {"rope_type": "llama3", **LLAMA3}},
+            {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3},
+        ),
+        (
+            {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3}},
+            {"rope_type": "llama3", "rope_theta": 5e5, **LLAMA3},
+        ),
+        (
+            {"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0}},
+            {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
+        ),
+        ({}, {"rope_type": "default", "rope_theta": None}),
+    ],
+)
+def test_rotary_settings_are_read_in_either_spelling(
+    config: dict[str, object], expected: dict[str, object]
+) -> None:
+    assert read_rope_parameters(config) == expected
+
+
+@pytest.mark.parametrize("field", ["rope_scaling", "rope_parameters"])
+def test_rotary_settings_that_are_no_object_are_named(field: str) -> None:
+    with pytest.raises(ModelLoadError, match=f"{field} must be an object, got 'yarn'"):
+        read_rope_parameters({field: "yarn"})
+
+
+def test_a_switch_must_be_given() -> None:
+    assert read_boolean({"tie": False}, "tie") is False
+    for config in ({}, {"tie": None}, {"tie": 0}, {"tie": "false"}):
+        with pytest.raises(ModelLoadError, match="tie must be true or false, got"):
+            read_boolean(config, "tie")

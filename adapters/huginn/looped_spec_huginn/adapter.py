@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -18,7 +17,7 @@ from looped_spec.adapter import (
     StageContext,
     loop_planes,
 )
-from looped_spec.errors import ConfigError
+from looped_spec.errors import check_number
 from looped_spec.layers.exit_scores import convergence_score
 from looped_spec.layers.initial_state import truncated_normal
 from looped_spec_huginn.config import read_config, unsupported_reason
@@ -53,7 +52,8 @@ class HuginnAdapter(ModelAdapter):
 
     def __init__(self, config: Mapping[str, Any], options: Mapping[str, Any]) -> None:
         self.config = read_config(config)
-        self.init_scale = _read_init_scale(options.get("init_scale", self.options["init_scale"]))
+        self.init_scale = options.get("init_scale", self.options["init_scale"])
+        check_number("init_scale", self.init_scale, 0)
         self.module: HuginnModel = HuginnModel(self.config)
         self.capabilities = CAPABILITIES
         self.extra_stop_token_ids = tuple(
@@ -158,10 +158,3 @@ class HuginnAdapter(ModelAdapter):
     def _log_probs(self, state: LoopState, ctx: StageContext) -> Tensor:
         """Return log probabilities [B, T, V] fp32 of every row, in prefill too."""
         return self._head(self._coda(state, ctx)).float().log_softmax(dim=-1)
-
-
-def _read_init_scale(value: Any) -> float:
-    ok = isinstance(value, int | float) and not isinstance(value, bool)
-    if not ok or not math.isfinite(value) or value < 0:
-        raise ConfigError(f"init_scale must be a finite number of at least 0, got {value!r}")
-    return float(value)

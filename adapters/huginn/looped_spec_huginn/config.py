@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from looped_spec.errors import ModelLoadError
-from looped_spec.model_config import read_sizes
+from looped_spec.model_config import read_boolean, read_sizes
 
 _SIZES = (
     "vocab_size",
@@ -97,8 +97,8 @@ def read_config(config: Mapping[str, Any]) -> HuginnConfig:
     )
     found = HuginnConfig(
         **sizes,
-        qk_bias=_boolean(config, "qk_bias"),
-        tie_embeddings=_boolean(config, "tie_embeddings"),
+        qk_bias=read_boolean(config, "qk_bias"),
+        tie_embeddings=read_boolean(config, "tie_embeddings"),
     )
     _check_consistency(config, found)
     return found
@@ -150,10 +150,3 @@ def _check_consistency(config: Mapping[str, Any], sizes: HuginnConfig) -> None:
             f"config.json: padded_vocab_size must be at least vocab_size = {sizes.vocab_size}, "
             f"got {sizes.padded_vocab_size}"
         )
-
-
-def _boolean(config: Mapping[str, Any], name: str) -> bool:
-    value = config.get(name)
-    if not isinstance(value, bool):
-        raise ModelLoadError(f"config.json: {name} must be true or false, got {value!r}")
-    return value
