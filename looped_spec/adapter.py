@@ -124,6 +124,9 @@ class AdapterSpec:
     Attributes:
         name: adapter name, `[a-z0-9_]+`.
         model_types: values of `model_type` in config.json that this adapter takes.
+        accepts: `"module:function"` for a family that shares a model type with others: called with
+            a config.json of such a type, the function tells whether the model is of this family. It
+            must be as cheap to import as the plugin. None: every model of these types is.
         factory: `"module:Class"` of the `ModelAdapter`, imported on first use.
         api_version: the `API_VERSION` that the adapter was written for.
         capabilities: what the family can do at most; a loaded model may declare less.
@@ -143,6 +146,7 @@ class AdapterSpec:
     install_hint: str | None = None
     preset_package: str | None = None
     demo_package: str | None = None
+    accepts: str | None = None
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"[a-z0-9_]+", self.name):
@@ -151,10 +155,14 @@ class AdapterSpec:
             raise ConfigError(
                 f"model_types of adapter '{self.name}' must be a tuple of at least one name"
             )
-        if not re.fullmatch(r"[\w.]+:\w+", self.factory):
-            raise ConfigError(
-                f"factory of adapter '{self.name}' must be 'module:Class', got '{self.factory}'"
-            )
+        for field_name, value, form in (
+            ("factory", self.factory, "module:Class"),
+            ("accepts", self.accepts, "module:function"),
+        ):
+            if value is not None and not re.fullmatch(r"[\w.]+:\w+", value):
+                raise ConfigError(
+                    f"{field_name} of adapter '{self.name}' must be '{form}', got '{value}'"
+                )
 
 
 @dataclass(frozen=True)

@@ -108,7 +108,7 @@ def build_adapter(
 
     The adapter gets its own defaults with `options` over them. `name` is the model's, for errors.
     """
-    spec = plugins.resolve_model_type(config["model_type"])
+    spec = plugins.resolve_model_type(config["model_type"], config)
     adapter_class = load_adapter_class(spec)
     try:
         reason = adapter_class.unsupported_reason(config)

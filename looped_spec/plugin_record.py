@@ -78,7 +78,7 @@ def mark_conflicts(records: Sequence[PluginRecord]) -> list[PluginRecord]:
     for claim, claimants in claims.items():
         if len(claimants) > 1:
             for record in claimants:
-                causes.setdefault(id(record), _conflict(claim, claimants))
+                causes.setdefault(id(record), conflict_text(claim, claimants))
     return [
         replace(record, status="error", cause=causes[id(record)])
         if id(record) in causes
@@ -88,11 +88,14 @@ def mark_conflicts(records: Sequence[PluginRecord]) -> list[PluginRecord]:
 
 
 def _model_type_claims(record: PluginRecord) -> list[str]:
-    """Name the model types of one record, each once."""
+    """Name the model types of one record, each once; none where it takes only some models of
+    them."""
+    if record.spec is not None and record.spec.accepts is not None:
+        return []
     return [f"model type '{model_type}'" for model_type in dict.fromkeys(record.model_types)]
 
 
-def _conflict(claim: str, claimants: Sequence[PluginRecord]) -> str:
+def conflict_text(claim: str, claimants: Sequence[PluginRecord]) -> str:
     """Name all sides of a conflict, and what ends it; the allow-list knows only adapter names."""
     sources = list(dict.fromkeys(record.source for record in claimants))
     if len(sources) == 1:

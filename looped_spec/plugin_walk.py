@@ -189,6 +189,7 @@ def _check_spec(spec: AdapterSpec) -> None:
         "install_hint": isinstance(spec.install_hint, str | None),
         "preset_package": isinstance(spec.preset_package, str | None),
         "demo_package": isinstance(spec.demo_package, str | None),
+        "accepts": isinstance(spec.accepts, str | None),
     }
     for field, is_good in good.items():
         if not is_good:

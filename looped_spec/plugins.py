@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from looped_spec.adapter import AdapterSpec, ModelAdapter
 from looped_spec.errors import PluginError, closest
 from looped_spec.hooks import PROJECT
-from looped_spec.plugin_record import PluginRecord, one_line
+from looped_spec.plugin_record import PluginRecord, conflict_text, one_line
 from looped_spec.plugin_walk import walk
 from looped_spec.settings import PLUGINS, Settings
 
@@ -56,14 +58,27 @@ class PluginManager:
         known = [record.name for record in records]
         raise PluginError(f"unknown adapter '{name}'{closest(name, known)}; {self._overview()}")
 
-    def resolve_model_type(self, model_type: str) -> AdapterSpec:
-        """Return the active adapter that takes the `model_type` of a config.json."""
-        takers = [record for record in self.records() if model_type in record.model_types]
+    def resolve_model_type(
+        self, model_type: str, config: Mapping[str, Any] | None = None
+    ) -> AdapterSpec:
+        """Return the active adapter that takes the `model_type` of a config.json.
+
+        An adapter that accepts this very `config` (see `AdapterSpec.accepts`) goes before one that
+        takes all models of the type; of two that do, neither wins.
+        """
+        claimants = [record for record in self.records() if model_type in record.model_types]
+        takers = _takers(claimants, model_type, config or {"model_type": model_type})
         for record in takers:
             if record.status == "active" and record.spec:
                 return record.spec
         if takers:
             raise PluginError(f"model type '{model_type}': {_refusal(takers[0])}")
+        if claimants:
+            others = ", ".join(record.name for record in claimants)
+            raise PluginError(
+                f"no adapter takes this model of type '{model_type}' ({others} takes others of "
+                f"it); {self._overview()}"
+            )
         known = [known for record in self.records() for known in record.model_types]
         raise PluginError(
             f"no adapter takes model type '{model_type}'{closest(model_type, known)}; "
@@ -136,6 +151,33 @@ def load_adapter_class(spec: AdapterSpec) -> type[ModelAdapter]:
     if missing := sorted(loaded.__abstractmethods__):
         raise PluginError(f"{blame}: {class_name} does not implement {', '.join(missing)}")
     return loaded
+
+
+def _takers(
+    claimants: list[PluginRecord], model_type: str, config: Mapping[str, Any]
+) -> list[PluginRecord]:
+    """Return which of the adapters of a model type take one model, the particular before all."""
+    general = [record for record in claimants if record.spec and record.spec.accepts is None]
+    particular = [record for record in claimants if record not in general]
+    accepting = [r for r in particular if r.status != "disabled" and _accepts(r, config)]
+    if len(accepting) > 1:
+        raise PluginError(conflict_text(f"this model of type '{model_type}'", accepting))
+    return accepting or general or [r for r in particular if r.status == "disabled"]
+
+
+def _accepts(record: PluginRecord, config: Mapping[str, Any]) -> bool:
+    """Ask an adapter whether a model is of its family; raise `PluginError` if it fails to say."""
+    assert record.spec is not None and record.spec.accepts is not None
+    module_name, _, function = record.spec.accepts.partition(":")
+    try:
+        return bool(getattr(importlib.import_module(module_name), function)(config))
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        raise PluginError(
+            f"adapter '{record.name}' of {record.source} cannot say whether it takes this model "
+            f"('{record.spec.accepts}': {one_line(error)}): mend it, or set {PLUGINS} without it"
+        ) from error
 
 
 def _refusal(record: PluginRecord) -> str:

@@ -72,6 +72,7 @@ class CheckpointChecks(ConformanceBase):
         if not any(record.spec == spec for record in plugins.records()):
             pytest.skip(f"no installed plugin declares '{given(spec).name}': pip install -e it")
         loaded = load_adapter(checkpoint_folder, device="cpu", plugins=plugins).adapter
+        assert isinstance(loaded, load_adapter_class(given(spec))), "another adapter takes it"
         assert loaded.geometry == adapter.geometry
         tokens = self.sample_tokens(adapter, 1, 7)
         expected = StageBench(adapter).logits(tokens)
