@@ -243,6 +243,9 @@ class ModelAdapter(ABC):
     """Why `default_speculation` is None, and what to try: logged for a user who asked for no K."""
     extra_stop_token_ids: tuple[int, ...] = ()
     """Ids that end a text beside those that the model's files name: those of the family's code."""
+    ignored_stop_token_ids: tuple[int, ...] = ()
+    """Ids that config.json and generation_config.json name as ends although they are none: left
+    over from another model with another tokenizer. The tokenizer's own end marks always count."""
 
     @abstractmethod
     def __init__(self, config: Mapping[str, Any], options: Mapping[str, Any]) -> None: ...

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -130,19 +130,21 @@ def stop_token_ids(
     config: Mapping[str, Any],
     generation_config: Mapping[str, Any],
     tokenizer: Tokenizer | None,
+    ignored: Collection[int] = (),
 ) -> tuple[int, ...]:
     """Return every id that ends a text, sorted: the union of what the model's files say.
 
     The files of published models disagree; a model that stops only on one of them may never stop.
+    What the two configurations say of `ignored` ids does not count.
     """
-    ids = {
+    configured = {
         *_token_ids(config.get("eos_token_id"), f"eos_token_id of {CONFIG_FILE}"),
         *_token_ids(
             generation_config.get("eos_token_id"), f"eos_token_id of {GENERATION_CONFIG_FILE}"
         ),
-        *(tokenizer.eos_token_ids if tokenizer is not None else ()),
     }
-    return tuple(sorted(ids))
+    own = tokenizer.eos_token_ids if tokenizer is not None else ()
+    return tuple(sorted(configured.difference(ignored).union(own)))
 
 
 def _token_ids(value: Any, what: str) -> tuple[int, ...]:

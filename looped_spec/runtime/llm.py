@@ -81,7 +81,10 @@ class LLM:
             sorted(
                 {
                     *stop_token_ids(
-                        self.loaded.config, self.loaded.generation_config, self._tokenizer
+                        self.loaded.config,
+                        self.loaded.generation_config,
+                        self._tokenizer,
+                        self.loaded.adapter.ignored_stop_token_ids,
                     ),
                     *self.loaded.adapter.extra_stop_token_ids,
                 }

@@ -1,4 +1,4 @@
-"""Stop ids that a family's own code has beside those of the model's files."""
+"""Stop ids that a family's own code has beside those of the model's files, or knows to be wrong."""
 
 from __future__ import annotations
 
@@ -28,3 +28,12 @@ def test_stop_ids_of_the_family_add_to_those_of_the_files(monkeypatch: pytest.Mo
     of_the_files = LLM(str(FOLDER)).engine.eos_token_ids
     monkeypatch.setattr(OuroAdapter, "extra_stop_token_ids", (7, 9))
     assert LLM(str(FOLDER)).engine.eos_token_ids == of_the_files | {7, 9}
+
+
+def test_stop_ids_that_the_family_knows_to_be_wrong_do_not_count(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    of_the_files = LLM(str(FOLDER)).engine.eos_token_ids
+    wrong = min(of_the_files)
+    monkeypatch.setattr(OuroAdapter, "ignored_stop_token_ids", (wrong, 59))
+    assert LLM(str(FOLDER)).engine.eos_token_ids == of_the_files - {wrong}

@@ -148,6 +148,12 @@ def test_stop_ids_without_a_tokenizer_or_without_any(tmp_path: Path) -> None:
     assert load(tmp_path).eos_token_ids == (2,)
 
 
+def test_an_ignored_stop_id_counts_only_where_the_tokenizer_names_it(tmp_path: Path) -> None:
+    write_byte_level(tmp_path)  # its end mark is 0
+    given = {"eos_token_id": [0, 7, 5]}
+    assert stop_token_ids(given, {"eos_token_id": 5}, load(tmp_path), (0, 5)) == (0, 7)
+
+
 @pytest.mark.parametrize("value", ["2", True, 2.0, -1, [1, "x"]])
 def test_a_stop_id_that_is_none_names_its_file(value: Any) -> None:
     with pytest.raises(ModelLoadError, match=r"eos_token_id of generation_config\.json must be"):
