@@ -1,16 +1,42 @@
-"""Writes the weights of an adapter as a checkpoint in the layout that it declares."""
+"""Gives an adapter random weights, and writes its weights as a checkpoint in the layout that it
+declares."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from looped_spec.adapter import ModelAdapter
+
+
+@torch.no_grad()
+def fill_random(
+    module: nn.Module,
+    *,
+    seed: int = 0,
+    std: float = 0.1,
+    adjust: Callable[[str, Tensor], object] | None = None,
+) -> None:
+    """Fill matrices with normal numbers of deviation `std`, biases with 0 and other vectors with 1.
+
+    The same numbers for the same seed, in the order of the parameters. `adjust` then gets each
+    parameter by name and may change it in place: what recurs must be small, or the model amplifies
+    its own rounding errors from loop to loop and no two runs of it agree.
+    """
+    dice = torch.Generator().manual_seed(seed)
+    for name, parameter in module.named_parameters():
+        if parameter.ndim > 1:
+            parameter.normal_(0.0, std, generator=dice)
+        else:
+            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+        if adjust is not None:
+            adjust(name, parameter)
 
 
 def checkpoint_tensors(adapter: ModelAdapter) -> dict[str, Tensor]:

@@ -7,13 +7,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from golden import GOLDEN
 from torch import Tensor
 
 from looped_spec.adapter import ModelAdapter
 from looped_spec.loading import load_adapter
-from looped_spec.testing.checkpoints import write_checkpoint
+from looped_spec.testing.checkpoints import fill_random, write_checkpoint
 
 
 def golden_config(name: str, **changes: Any) -> dict[str, Any]:
@@ -32,14 +31,7 @@ def write_random(
 ) -> Path:
     """Write a checkpoint of random weights; `damp` gets each parameter by name, to scale it."""
     adapter = adapter_class(config, adapter_class.options)
-    dice = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for name, parameter in adapter.module.named_parameters():
-            if parameter.ndim > 1:
-                parameter.normal_(0.0, std, generator=dice)
-            else:
-                parameter.fill_(0.0 if name.endswith("bias") else 1.0)
-            damp(name, parameter)
+    fill_random(adapter.module, std=std, adjust=damp)
     return write_checkpoint(adapter, folder, config)
 
 
