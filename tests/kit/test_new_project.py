@@ -11,13 +11,13 @@ from types import ModuleType
 
 import guide
 import pytest
-import torch
 from fake_plugins import FakeSite
 from kit_runs import Outcomes
 
 from looped_spec.adapter import AdapterSpec, ModelAdapter
 from looped_spec.cli.adapters_new import write_project
 from looped_spec.testing import AdapterConformance
+from looped_spec.testing.checkpoints import fill_random
 from looped_spec.testing.conformance.base import NAMES_METHODS, REQUIRED_METHODS, unwritten
 from looped_spec.testing.toy import ToyAdapter
 
@@ -105,8 +105,8 @@ class TestFilledIn(AdapterConformance):
 
     @pytest.fixture
     def adapter(self, tests: ModuleType) -> ModelAdapter:
-        torch.manual_seed(0)
         adapter: ModelAdapter = tests.MyloopAdapter(tests.TINY, tests.MyloopAdapter.options)
+        fill_random(adapter.module)
         return adapter
 
     @pytest.fixture
