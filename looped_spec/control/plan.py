@@ -74,8 +74,9 @@ class ShadowCounts:
     """What drafts of another depth would have given in the same round, per request.
 
     `accepted` counts leading rows where the readout after `draft_loops` loops chose the target's
-    token; `proposed` counts the rows that could tell: those whose context was committed, at most
-    accepted + 1 of the drafts that ran, and none behind a limit or stop.
+    token; `proposed` counts the rows that could tell: those whose context was committed, which are
+    the accepted drafts' and the one behind them, and none behind a limit or stop. So K = 0 tells of
+    a first draft at every depth, and K accepted drafts of a (K + 1)-th.
     """
 
     draft_loops: int
