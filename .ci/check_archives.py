@@ -32,7 +32,7 @@ def main(wheel: str, wheel_from_tree: str, sdist: str) -> None:
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES), tops
     for package, folder in PACKAGES.items():
-        files = [*folder.rglob("*.py"), *folder.glob("presets/*")]
+        files = [*folder.rglob("*.py"), *folder.rglob("*.tmpl"), *folder.glob("presets/*")]
         inside = {f"{package}/{file.relative_to(folder).as_posix()}" for file in files}
         assert inside <= set(names), f"not in the wheel: {inside - set(names)}"
     missing = {f"looped_spec_ouro/demo/{name}" for name in DEMO} - set(names)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 from torch._subclasses import FakeTensorMode
@@ -19,8 +20,10 @@ from looped_spec.testing.conformance.texts import (
     some_drafts,
 )
 from looped_spec.testing.drafts import with_dictated_drafts
-from looped_spec.testing.engine import run_all
+from looped_spec.testing.engine import make_engine, run_all
 from looped_spec.testing.stages import StageBench
+
+_MOST_TOKENS = 512
 
 
 class GenerationChecks(TextChecks):
@@ -83,6 +86,28 @@ class GenerationChecks(TextChecks):
         self.assert_text(adapter, prompt, request.output_token_ids, text[:3], params)
         if request.output_token_ids == text[:3]:
             assert request.finish_reason == "stop"
+
+    def test_a_text_may_reach_the_longest_length(self, adapter: ModelAdapter) -> None:
+        longest = adapter.geometry.max_model_len
+        if longest > _MOST_TOKENS:
+            pytest.skip(
+                f"geometry: texts of {longest} tokens take too long, give a tiny model less"
+            )
+        k, depth = some_drafts(adapter)
+        prompt: list[int] = self.sample_tokens(adapter, 1, longest - NEW_TOKENS)[0].tolist()
+        # The other request has longer to go, and no draft is right: those of the first, which is a
+        # token short of its end, run over it.
+        prompts, params = [prompt, prompt[:1]], [PARAMS[0], replace(PARAMS[1], max_tokens=12)]
+        engine = make_engine(
+            with_dictated_drafts(adapter, {}),
+            num_speculative_tokens=k,
+            draft_loops=depth,
+            max_model_len=longest,
+        )
+        requests = run_all(engine, prompts, params)
+        for known, one, request in zip(prompts, params, requests, strict=True):
+            expected = self.oracle_text(adapter, known, one)
+            self.assert_text(adapter, known, request.output_token_ids, expected, one)
 
     def test_nothing_leaks_from_a_request_to_the_next(self, adapter: ModelAdapter) -> None:
         fresh = copy.deepcopy(adapter)

@@ -75,7 +75,7 @@ class RowChecks(ConformanceBase):
             bench = StageBench(adapter, seeds=_SEEDS)
             ctx = bench.context(0, 5, last_rows=last_rows)
             logits = bench.readout(bench.states(tokens, ctx)[-1], ctx)
-            assert logits.shape[1] == 1
+            assert logits.shape[1] == 1, "the readout passes its rows through ctx.logit_rows"
             outputs.append(logits[:, 0])
         self.assert_close(outputs[1], outputs[0], "logits under two paddings")
 

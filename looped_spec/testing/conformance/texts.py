@@ -39,11 +39,16 @@ class TextChecks(ConformanceBase):
         self, adapter: ModelAdapter, number: int, params: SamplingParams | None = None
     ) -> list[int]:
         """Return the text of request `number` from whole sequences without a cache."""
-        params = params or PARAMS[number]
+        return self.oracle_text(adapter, self.prompt(adapter, number), params or PARAMS[number])
+
+    def oracle_text(
+        self, adapter: ModelAdapter, prompt: list[int], params: SamplingParams
+    ) -> list[int]:
+        """Return the text that follows any prompt, as `oracle` does."""
         with torch.no_grad():
             return dense_generate(
                 adapter,
-                self.prompt(adapter, number),
+                prompt,
                 params.max_tokens,
                 full_loops=adapter.geometry.default_full_loops,
                 params=params,

@@ -50,6 +50,17 @@ class PositionsFromZero(BrokenToy):
         return hidden, embedded + 0.3 * place[None, :, None].float().sin()
 
 
+class PositionTable(BrokenToy):
+    """A table of positions ends at the longest text; rejected drafts may lie behind it."""
+
+    caught_by = ("test_a_text_may_reach_the_longest_length",)
+
+    def prelude(self, tokens: Tensor, ctx: StageContext) -> LoopState:
+        hidden, embedded = super().prelude(tokens, ctx)
+        table = torch.zeros(self.geometry.max_model_len, embedded.shape[-1])
+        return hidden, embedded + table[ctx.positions]
+
+
 class AllLogits(BrokenToy):
     """The readout never asks which rows are wanted."""
 
@@ -118,6 +129,7 @@ FAULTS = (
     StateOfTheBatch,
     HeadOverRows,
     PositionsFromZero,
+    PositionTable,
     AllLogits,
     RunAnewAndStillWrong,
     StateWithoutRows,
