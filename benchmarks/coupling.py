@@ -30,11 +30,11 @@ from typing import Any
 
 import torch
 from demo import PROMPTS, machine
-from looped_spec_ouro.demo import data
 from torch import Tensor
 from tqdm import tqdm
 
 from looped_spec import LLM, ModelAdapter, SamplingParams
+from looped_spec.demos import data
 from looped_spec.errors import ConfigError, LoopedSpecError, UnsupportedError, check_int
 from looped_spec.runtime.sampler import SamplingMode, SamplingTensors, choose_tokens
 from looped_spec.testing.dense import DenseContext

@@ -1,1 +1,1 @@
-"""A tiny Ouro checkpoint, trained by `train.py` beside it and bundled as `demo:ouro`."""
+"""A tiny Ouro checkpoint, bundled as `demo:ouro`, and how it was trained."""

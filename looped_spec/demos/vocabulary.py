@@ -1,4 +1,4 @@
-"""The demo's tokenizer, a byte-level BPE of the training text, and rows of ids for training."""
+"""A demo's tokenizer, a byte-level BPE of the training text, and rows of ids for training."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
     """Train a byte-level BPE of exactly `vocab_size` tokens.
 
     Every byte is a token, so that any text survives the way there and back. Digits are split one by
-    one, as in Ouro's tokenizer, and the special tokens take the first ids.
+    one, and the special tokens take the first ids.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

@@ -1,0 +1,11 @@
+"""Measure the demo; `--help` shows how."""
+
+from __future__ import annotations
+
+import sys
+
+from looped_spec.demos.evaluate import main
+from looped_spec_nanbeige.demo.recipe import RECIPE
+
+if __name__ == "__main__":
+    sys.exit(main(RECIPE))

@@ -1,0 +1,11 @@
+"""Train `demo:nanbeige` from text of the user; `--help` shows how."""
+
+from __future__ import annotations
+
+import sys
+
+from looped_spec.demos.train import main
+from looped_spec_nanbeige.demo.recipe import RECIPE
+
+if __name__ == "__main__":
+    sys.exit(main(RECIPE))
