@@ -23,6 +23,8 @@ VERBS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "adapters": ("looped_spec.cli.adapters", "show the installed plugins and their adapters"),
         "generate": ("looped_spec.cli.generate", "generate text with a model"),
+        "serve": ("looped_spec.cli.serve", "serve a model over HTTP, as OpenAI's API"),
+        "simulate": ("looped_spec.cli.simulate", "try a control policy on a load, without a model"),
     }
 )
 """Verb -> its module, which only the selected verb imports, and its line of help."""

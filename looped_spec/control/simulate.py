@@ -65,6 +65,7 @@ class PhaseRun:
         flaps: changes of the held candidate from then on.
         switches: changes of the held candidate; probes leave it held.
         off_rounds: rounds without speculation.
+        first_on: first round with speculation that was no probe; `rounds` if none.
     """
 
     rounds: int
@@ -79,6 +80,7 @@ class PhaseRun:
     flaps: int = 0
     switches: int = 0
     off_rounds: int = 0
+    first_on: int = 0
 
 
 @dataclass
@@ -219,6 +221,7 @@ class _Simulation:
         self._batch_size = batch_size
         good = bytearray(phase.rounds)
         changes = []
+        first_on = -1
         draw = self._draw
         candidate, tokens, cost_ms = PLAIN, tables.tokens[PLAIN], tables.cost[PLAIN]
         for number in range(phase.rounds):
@@ -241,6 +244,8 @@ class _Simulation:
             result.probe_ms += shadow_ms
             result.off_rounds += k == 0
             good[number] = tokens >= 0.95 * tables.best_rate * time_ms
+            if k and not plan.probe and first_on < 0:
+                first_on = number
             if plan.probe:
                 lost_ms = time_ms - shadow_ms - tokens / tables.rate(self._held)
                 result.probe_ms += max(0.0, lost_ms)
@@ -252,6 +257,7 @@ class _Simulation:
         result.best_ms = result.tokens / tables.best_rate
         result.plain_ms = result.tokens / tables.plain_rate
         result.settled = settled_from(good)
+        result.first_on = first_on if first_on >= 0 else phase.rounds
         result.switches = len(changes)
         from_round = result.settled if result.settled < phase.rounds else 0
         result.flaps = sum(number > from_round for number in changes)
@@ -274,15 +280,15 @@ class _Simulation:
     ) -> tuple[ShadowCounts, ...]:
         """Sample what other depths would have chosen on the rows whose context was committed."""
         k = plan.candidate.num_speculative_tokens
-        if phase.shadow_ms is None or not plan.shadow_depths or k == 0:
+        if phase.shadow_ms is None or not plan.shadow_depths:
             return ()
         found = []
         for depth in plan.shadow_depths:
             known = len(phase.requests[0].get(depth, ()))
             if known:
-                rows = tuple([min(a + 1, k, known) for a in accepted])
+                rows = tuple([min(a + 1, known) for a in accepted])
                 draws = [self._shadow_draw() for _ in accepted]
-                kept = tables.accepted(Candidate(min(k, known), depth), draws)
+                kept = tables.accepted(Candidate(min(k + 1, known), depth), draws)
                 found.append(ShadowCounts(depth, rows, tuple(map(min, kept, rows))))
         return tuple(found)
 

@@ -165,9 +165,21 @@ def test_shadow_depths_are_sampled_where_the_context_was_committed() -> None:
     assert probe_tax(run.phases) == pytest.approx(0.25 / 8.75)
 
 
+def test_plain_rounds_tell_of_first_drafts() -> None:
+    trace = read_trace(document(phase(rounds=2000, shadow_ms=0.1)))
+    policy = Scripted(SpeculationPlan(0, PLAIN, shadow_depths=(1, 2)))
+    run = simulate(trace, policy, 0)
+    for depth, rate in ((1, 0.8), (2, 0.9)):
+        counts = [f.shadow[depth - 1] for _, f in policy.told]
+        assert {(c.draft_loops, c.proposed) for c in counts} == {(depth, (1, 1))}
+        share = sum(sum(c.accepted) for c in counts) / 4000
+        assert share == pytest.approx(rate, abs=5 * math.sqrt(rate * (1 - rate) / 4000))
+    assert run.phases[0].time_ms == pytest.approx(2000 * 5.2)
+
+
 @pytest.mark.parametrize(
     ("candidate", "depths", "shadow_ms"),
-    [((3, 1), (2,), None), ((0, 0), (1, 2), 0.1), ((3, 1), (), 0.1), ((3, 1), (3,), 0.1)],
+    [((3, 1), (2,), None), ((0, 0), (2,), None), ((3, 1), (), 0.1), ((3, 1), (3,), 0.1)],
 )
 def test_there_are_no_shadows_where_they_are_impossible(
     candidate: tuple[int, int], depths: tuple[int, ...], shadow_ms: float | None

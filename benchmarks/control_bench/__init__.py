@@ -1,0 +1,1 @@
+"""What `benchmarks/control.py` runs: loads, policies to compare with, and its report."""
