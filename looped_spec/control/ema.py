@@ -88,7 +88,7 @@ class EmaPolicy:
         proposed = sum(feedback.proposed)
         if not proposed:
             return
-        state, j = self._states[issued.bucket], issued.index
+        state, j = self._states[issued.bucket], issued.position
         rate = sum(feedback.accepted) / proposed
         beta = self._config.ema_beta
         if state.rounds[j]:

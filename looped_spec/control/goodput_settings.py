@@ -8,37 +8,93 @@ from dataclasses import dataclass, fields
 from looped_spec.errors import ConfigError
 
 _RANGES: dict[str, tuple[float, float]] = {
-    "evidence_trials": (8, 1e6),
+    "evidence_trials": (8.0, 1e6),
+    "evidence_rounds": (0.0, 1e4),
     "position_prior_trials": (0.1, 1e4),
     "position_decay": (0.5, 1.0),
+    "base_acceptance": (0.01, 0.99),
     "depth_offset_logits": (0.0, 10.0),
+    "offset_deviation": (0.01, 10.0),
+    "depth_prior_trials": (0.1, 1e4),
+    "change_logits": (0.1, 10.0),
+    "change_threshold": (0.5, 100.0),
+    "kept_trials": (0.0, 1e4),
+    "sure_trials": (1.0, 1e4),
+    "cohort_trials": (1.0, 1e6),
     "margin": (0.0, 1.0),
-    "dwell_trials": (0, 1e6),
+    "lead_rounds": (0.0, 1e6),
+    "dwell_trials": (0.0, 1e6),
     "loss_budget": (0.0, 0.5),
+    "start_credit_rounds": (0.0, 1e4),
+    "max_credit_rounds": (0.0, 1e4),
+    "off_probe_interval": (1.0, 1e6),
+    "burst_trials": (1.0, 1e4),
+    "behind": (0.0, 1.0),
+    "explore_interval": (1.0, 1e6),
+    "optimism": (0.0, 10.0),
+    "cost_deviation": (0.0, 2.0),
 }
 
 
 @dataclass(frozen=True)
 class GoodputSettings:
-    """Hyper-parameters of `policy="goodput"`; control.md section 2 names each idea.
+    """Hyper-parameters of `policy="goodput"`; the defaults were frozen on the simulated suites.
 
     Attributes:
         evidence_trials: trials after which an observation has lost two thirds of its weight.
+        evidence_rounds: the same in rounds, if that is longer.
         position_prior_trials: weight, in trials, of the prior of a position.
-        position_decay: prior conditional acceptance of a position, over that of the one before.
-        depth_offset_logits: prior gain in log-odds of acceptance for each doubling of draft loops.
-        margin: how much better than the current candidate another must look to be switched to.
+        position_decay: prior of a position's acceptance over the estimate of the one before.
+        base_acceptance: acceptance expected of the shallowest depth before anything is seen.
+        depth_offset_logits: prior gain in log-odds of acceptance per doubling of the draft loops.
+        offset_deviation: standard deviation of that gain.
+        depth_prior_trials: most trials that a depth's prior is worth.
+        change_logits: size of the change that is looked for, in log-odds.
+        change_threshold: log-likelihood at which a change is believed.
+        kept_trials: what evidence from before a change is still worth, in trials.
+        sure_trials: evidence needed before a change against it can be told.
+        cohort_trials: what evidence is still worth once half of the requests are new ones.
+        margin: how much better than the current candidate another must look to be taken.
+        lead_rounds: a smaller advantage is enough if it adds up to this many rounds.
         dwell_trials: trials that a candidate gets before it may be left again.
         loss_budget: share of time that probes may lose.
+        start_credit_rounds: rounds that probes may lose before any were saved up.
+        max_credit_rounds: most rounds of loss that may be saved up.
+        off_probe_interval: rounds without drafting before the first probe; doubles up to where
+            the loss budget is used up.
+        burst_trials: trials of a probe that looks promising.
+        behind: a probe of several rounds ends early if it is this far behind.
+        explore_interval: rounds between two looks for a candidate that might be better.
+        optimism: standard deviations by which a candidate may be better than it looks.
+        cost_deviation: how far costs are off from cell to cell, as a standard deviation of the
+            logarithm.
     """
 
     evidence_trials: float = 160.0
+    evidence_rounds: float = 16.0
     position_prior_trials: float = 8.0
     position_decay: float = 0.98
+    base_acceptance: float = 0.65
     depth_offset_logits: float = 0.8
+    offset_deviation: float = 0.5
+    depth_prior_trials: float = 12.0
+    change_logits: float = 1.2
+    change_threshold: float = 6.0
+    kept_trials: float = 4.0
+    sure_trials: float = 12.0
+    cohort_trials: float = 32.0
     margin: float = 0.03
-    dwell_trials: float = 16.0
+    lead_rounds: float = 1.0
+    dwell_trials: float = 8.0
     loss_budget: float = 0.004
+    start_credit_rounds: float = 2.0
+    max_credit_rounds: float = 3.0
+    off_probe_interval: float = 8.0
+    burst_trials: float = 8.0
+    behind: float = 0.35
+    explore_interval: float = 16.0
+    optimism: float = 1.0
+    cost_deviation: float = 0.1
 
     def __post_init__(self) -> None:
         for f in fields(self):

@@ -13,13 +13,13 @@ class Choice(NamedTuple):
     """What a policy wants to run next.
 
     Attributes:
-        index: position in the bucket's candidates.
+        position: position in the bucket's candidates.
         probe: to learn something rather than because it is expected to be fastest.
         shadow_depths: depths to read out beside it.
         reason: why, in a few words.
     """
 
-    index: int
+    position: int
     probe: bool
     shadow_depths: tuple[int, ...]
     reason: str
@@ -30,7 +30,7 @@ class Issued(NamedTuple):
 
     Attributes:
         bucket: index of the bucket.
-        index: position in the bucket's candidates.
+        position: position in the bucket's candidates.
         candidate: what runs.
         probe: whether it is a probe.
         batch_size: decoding requests.
@@ -38,7 +38,7 @@ class Issued(NamedTuple):
     """
 
     bucket: int
-    index: int
+    position: int
     candidate: Candidate
     probe: bool
     batch_size: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from looped_spec.control.plan import Candidate
@@ -62,5 +63,5 @@ def shifted(probability: float, logits: float) -> float:
     """Return a probability whose log-odds are moved by `logits`."""
     if probability <= 0 or probability >= 1 or not logits:
         return probability
-    odds = probability / (1 - probability) * 2.718281828459045**logits
+    odds = probability / (1 - probability) * math.exp(logits)
     return odds / (1 + odds)

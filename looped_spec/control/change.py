@@ -1,0 +1,70 @@
+"""Tells that the workload has changed, from how far acceptance is off its estimate."""
+
+from __future__ import annotations
+
+DOWN, NONE, UP = -1, 0, 1
+
+
+class ChangeDetector:
+    """A two-sided CUSUM on residuals of acceptance, in log-likelihood units.
+
+    Each side sums the evidence for a shift of the log-odds by `logits`: for H hits where E were
+    expected with variance V it grows by +-logits (H - E) - logits^2 V / 2 and is never below 0
+    (Page 1954; the second-order form of the likelihood ratio of a binomial). An alarm is a sum
+    above `threshold`; without a change it takes about exp(threshold) trials to come.
+
+    Attributes:
+        up_rounds: rounds since the upward sum was last 0: where that change would have begun.
+        down_rounds: likewise for the downward sum.
+    """
+
+    __slots__ = ("_down", "_logits", "_penalty", "_threshold", "_up", "down_rounds", "up_rounds")
+
+    def __init__(self, logits: float, threshold: float) -> None:
+        self._logits = logits
+        self._penalty = logits * logits / 2
+        self._threshold = threshold
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget all evidence of a change."""
+        self._up = self._down = 0.0
+        self.up_rounds = self.down_rounds = 0
+
+    @property
+    def suspicion(self) -> float:
+        """The larger sum over the threshold: 1 is an alarm."""
+        return max(self._up, self._down) / self._threshold
+
+    def step(self, residual: float, variance: float) -> int:
+        """Take the residual H - E of one round with its variance V; return UP, DOWN or NONE."""
+        penalty = self._penalty * variance
+        gain = self._logits * residual
+        up = self._up + gain - penalty
+        down = self._down - gain - penalty
+        if up > 0.0:
+            self._up = up
+            self.up_rounds += 1
+        else:
+            self._up = 0.0
+            self.up_rounds = 0
+        if down > 0.0:
+            self._down = down
+            self.down_rounds += 1
+        else:
+            self._down = 0.0
+            self.down_rounds = 0
+        if up > self._threshold:
+            return UP
+        if down > self._threshold:
+            return DOWN
+        return NONE
+
+    def state(self) -> list[float]:
+        """Return all that `restore` needs."""
+        return [self._up, self._down, self.up_rounds, self.down_rounds]
+
+    def restore(self, state: list[float]) -> None:
+        """Continue from `state`."""
+        self._up, self._down = float(state[0]), float(state[1])
+        self.up_rounds, self.down_rounds = int(state[2]), int(state[3])

@@ -1,0 +1,197 @@
+"""Learns from round times how far the cost table is off: logarithms of measured over expected."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from looped_spec.control.plan import Candidate
+
+OUTLIER = math.log(3.0)
+"""A round that takes this much longer than expected, such as the first one of a shape that is
+compiled on first use, teaches nothing, unless it is one of `MAX_OUTLIERS` + 1 in a row."""
+
+MAX_OUTLIERS = 4
+WINSOR = 0.4
+KNOWN_ROUNDS = 4
+"""Rounds after which a cell's own mean says what it costs."""
+
+MEMORY_ROUNDS = 64
+FAST_GAIN = 0.25
+NOISE_FLOOR = 0.01
+
+
+class Cell:
+    """What is known of one candidate at one size of batch and context.
+
+    `mean` is the mean log-ratio of measured over expected time over the last `MEMORY_ROUNDS`
+    rounds, less what all candidates had in common at the time; `rounds` of them were counted.
+    """
+
+    __slots__ = ("candidate", "key", "mean", "outliers", "rounds")
+
+    def __init__(self, key: str, candidate: Candidate) -> None:
+        self.key = key
+        self.candidate = candidate
+        self.mean = 0.0
+        self.rounds = 0
+        self.outliers = 0
+
+
+class CostCorrection:
+    """Log-ratios of measured over expected time: a factor common to all candidates, one for each
+    depth, and what is left of each cell.
+
+    The common factor follows at once what slows every round down (another process, a hot device),
+    and cancels out where candidates are compared. A cell that was run says itself what it costs. A
+    cell that was not is expected to be off as others of its candidate, of its depth, or else all
+    are, in that order, each with a weight for how many they are.
+
+    Args:
+        deviation: how far a table is off from cell to cell, before anything is seen: the standard
+            deviation of the log-ratio.
+        is_scaled: whether expected times are in ms; if not, the first round tells the scale.
+    """
+
+    def __init__(self, deviation: float, is_scaled: bool) -> None:
+        self._is_scaled = is_scaled
+        self._cells: dict[str, Cell] = {}
+        self._by_candidate: dict[Candidate, list[Cell]] = {}
+        self._deviation = deviation
+        self._spread = deviation
+        self._noise = 0.05
+        self.common = 0.0
+        self._last: Cell | None = None
+        self._group: dict[Any, tuple[float, float]] = {}
+        self.version = 0
+
+    def cell(self, size: int, context: int, candidate: Candidate) -> Cell:
+        """Return the cell of a candidate in a bin of batch sizes and one of contexts."""
+        key = f"{size},{context},{candidate.num_speculative_tokens},{candidate.draft_loops}"
+        cell = self._cells.get(key)
+        if cell is None:
+            cell = self._cells[key] = Cell(key, candidate)
+            self._by_candidate.setdefault(candidate, []).append(cell)
+        return cell
+
+    def learn(self, cell: Cell, ratio: float) -> bool:
+        """Take in log(measured / expected) of a round; return whether the cell's correction moved.
+
+        How a surprise is shared out: of a cell that is known and ran last, it belongs to all
+        candidates; of one that did not run last it tells the candidates apart.
+        """
+        if cell.rounds < KNOWN_ROUNDS:
+            return self._learn_new(cell, ratio)
+        surprise = ratio - self.common - cell.mean
+        if surprise > OUTLIER and cell.outliers < MAX_OUTLIERS:
+            cell.outliers += 1
+            return False
+        cell.outliers = 0
+        limit = 4.0 * self._noise
+        is_usual = -limit < surprise < limit
+        surprise = max(-WINSOR, min(WINSOR, surprise))
+        if is_usual:
+            self._noise += 0.02 * (1.25 * abs(surprise) - self._noise)
+            self._noise = max(self._noise, NOISE_FLOOR)
+            step = surprise / min(cell.rounds + 1, MEMORY_ROUNDS)
+        else:
+            step = 0.0 if cell is self._last else 0.5 * surprise
+        self.common += FAST_GAIN * (surprise - step)
+        self._last = cell
+        cell.mean += step
+        cell.rounds += 1
+        return abs(step) > 0.002
+
+    def _learn_new(self, cell: Cell, ratio: float) -> bool:
+        value = ratio - self.common
+        expected = cell.mean if cell.rounds else self._expected(cell)
+        if value - expected > OUTLIER and cell.outliers < MAX_OUTLIERS and self._cells_known():
+            cell.outliers += 1
+            return False
+        if value - expected < -OUTLIER or cell.outliers:
+            # What went before was the outlier: nothing runs too fast by chance.
+            cell.rounds = 0
+        cell.outliers = 0
+        cell.rounds += 1
+        cell.mean += (value - cell.mean) / cell.rounds
+        self._last = cell
+        self._regroup()
+        return True
+
+    def correction(self, cell: Cell) -> float:
+        """Return the log-ratio expected of a cell, without the common factor of the moment."""
+        if not cell.rounds:
+            return self._expected(cell)
+        trust = cell.rounds / (cell.rounds + (self._noise / self._spread) ** 2)
+        return trust * cell.mean + (1.0 - trust) * self._expected(cell)
+
+    def deviation(self, cell: Cell) -> float:
+        """Return the standard deviation of what `correction` expects."""
+        if not cell.rounds:
+            siblings = self._group.get(cell.candidate)
+            return self._spread * (0.7 if siblings else 1.0)
+        return self._noise / math.sqrt(cell.rounds) + 0.005
+
+    def _cells_known(self) -> bool:
+        return self._is_scaled or None in self._group
+
+    def _expected(self, cell: Cell) -> float:
+        """Return the log-ratio of a cell that has not run, from those that have."""
+        group = self._group
+        mean = group.get(None, (0.0, 0.0))[0]
+        for key, prior in ((cell.candidate.draft_loops, 2.0), (cell.candidate, 1.0)):
+            found = group.get(key)
+            if found is not None:
+                part = found[1] / (found[1] + prior)
+                mean += part * (found[0] - mean)
+        return mean
+
+    def _regroup(self) -> None:
+        """Compute the means of all cells, of each depth, and of each candidate."""
+        sums: dict[Any, list[float]] = {}
+        for candidate, cells in self._by_candidate.items():
+            known = [cell.mean for cell in cells if cell.rounds]
+            if not known:
+                continue
+            mean = math.fsum(known) / len(known)
+            sums[candidate] = [mean * len(known), float(len(known))]
+            for key in (None, candidate.draft_loops):
+                entry = sums.setdefault(key, [0.0, 0.0])
+                entry[0] += mean
+                entry[1] += 1.0
+        self._group = {key: (total / count, count) for key, (total, count) in sums.items()}
+        if None in self._group:
+            mean = self._group[None][0]
+            squares = [(cell.mean - mean) ** 2 for cell in self._cells.values() if cell.rounds]
+            prior = 3.0
+            # One mean was fitted, which costs one degree of freedom.
+            count = max(0, len(squares) - 1)
+            self._spread = math.sqrt(
+                (prior * self._deviation**2 + math.fsum(squares)) / (prior + count)
+            )
+        self.version += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was learnt as a JSON document."""
+        return {
+            "cells": {
+                cell.key: [cell.mean, cell.rounds, cell.outliers] for cell in self._cells.values()
+            },
+            "common": self.common,
+            "noise": self._noise,
+            "last": self._last.key if self._last else None,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from `state_dict`."""
+        self._cells.clear()
+        self._by_candidate.clear()
+        for key, (mean, rounds, outliers) in state["cells"].items():
+            size, context, k, d = map(int, key.split(","))
+            cell = self.cell(size, context, Candidate(k, d))
+            cell.mean, cell.rounds, cell.outliers = float(mean), int(rounds), int(outliers)
+        self.common = float(state["common"])
+        self._noise = float(state["noise"])
+        self._last = self._cells.get(state["last"]) if state["last"] else None
+        self._regroup()
