@@ -14,8 +14,10 @@ class StaticPolicy:
         self.candidate = candidate
         self._ids = itertools.count()
 
-    def plan(self, batch_size: int) -> SpeculationPlan:
-        """Return what to run with `batch_size` decoding requests."""
+    def plan(
+        self, batch_size: int, *, context_tokens: int = 0, new_requests: int = 0
+    ) -> SpeculationPlan:
+        """Return what to run with `batch_size` decoding requests, the same for any."""
         return SpeculationPlan(next(self._ids), self.candidate)
 
     def observe(self, feedback: RoundFeedback) -> None:

@@ -6,20 +6,24 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Protocol
 
-from looped_spec.control.plan import RoundFeedback, SpeculationPlan
+from looped_spec.control.plan import PLAIN, Candidate, RoundFeedback, SpeculationPlan
 from looped_spec.errors import CapacityError, ConfigError
 from looped_spec.runtime.outputs import SpeculationMetrics
 from looped_spec.runtime.request import Detokenizer, Request, Status
 from looped_spec.runtime.runner import ModelRunner
 from looped_spec.runtime.scheduler import PrefillChunk, Scheduler
+from looped_spec.runtime.tally import RoundTally
 from looped_spec.sampling_params import SamplingParams
 
 
 class SpeculationPolicy(Protocol):
     """Decides what each round runs; see `looped_spec.control`."""
 
-    def plan(self, batch_size: int) -> SpeculationPlan:
-        """Return what to run with `batch_size` decoding requests."""
+    def plan(
+        self, batch_size: int, *, context_tokens: int = 0, new_requests: int = 0
+    ) -> SpeculationPlan:
+        """Return what to run with `batch_size` decoding requests, `new_requests` of them for the
+        first time, that have `context_tokens` tokens each on average."""
         ...
 
     def observe(self, feedback: RoundFeedback) -> None:
@@ -39,13 +43,16 @@ class Engine:
         max_model_len: int,
         eos_token_ids: Collection[int] = (),
         seed: int = 0,
+        candidates: Collection[Candidate] = (),
     ) -> None:
+        """Run requests; `candidates` are all that the policy may choose, as far as it is known."""
         self.runner = runner
         self.scheduler = scheduler
         self.policy = policy
         self.max_model_len = max_model_len
         self.eos_token_ids = frozenset(eos_token_ids)
         self.seed = seed
+        self.candidates = frozenset(candidates)
         self.metrics = SpeculationMetrics()
         self._num_requests = 0
 
@@ -125,15 +132,55 @@ class Engine:
         If the model or a detokenizer raises, what was committed before stays committed, and every
         request that is still open may be aborted or stepped again.
         """
-        num_decoding = self.scheduler.num_decoding
-        plan = self.policy.plan(num_decoding) if num_decoding else None
-        schedule = self.scheduler.schedule(plan.candidate.num_speculative_tokens if plan else 0)
-        self.runner.prepare([*(chunk.request for chunk in schedule.prefill), *schedule.decode])
-        touched = self._prefill(schedule.prefill) if schedule.prefill else []
-        if plan and schedule.decode:
-            self._round(schedule.decode, plan)
-            touched += schedule.decode
+        start = time.perf_counter()
+        decode = self.scheduler.decode_batch()
+        plan = self._plan(decode) if decode else None
+        candidate = self._fitting(plan.candidate, decode) if plan is not None else PLAIN
+        schedule = self.scheduler.schedule(decode, candidate.num_speculative_tokens)
+        self.runner.prepare([*(chunk.request for chunk in schedule.prefill), *decode])
+        touched: list[Request] = []
+        prefilled = 0
+        if schedule.prefill:
+            before = time.perf_counter()
+            touched = self._prefill(schedule.prefill)
+            start += time.perf_counter() - before
+            if self.runner.is_asynchronous:  # what is not done yet is waited for in the round
+                prefilled = sum(chunk.stop - chunk.start for chunk in schedule.prefill)
+        if plan is not None:
+            tally = self._round(decode, plan, candidate)
+            touched += decode
+            seconds = time.perf_counter() - start
+            k = candidate.num_speculative_tokens
+            self.policy.observe(tally.feedback(plan, seconds, k, prefilled))
         return touched
+
+    def _plan(self, decode: list[Request]) -> SpeculationPlan:
+        """Ask the policy; it is told of the requests that will decode, and of no others."""
+        tokens = sum([request.num_tokens for request in decode])
+        new = sum([not request.metrics.num_rounds for request in decode])
+        return self.policy.plan(len(decode), context_tokens=tokens // len(decode), new_requests=new)
+
+    def _fitting(self, candidate: Candidate, decode: list[Request]) -> Candidate:
+        """Return the shortest round that gives the same where every request is about to end.
+
+        Only lengths that may be run anyway are taken, plain decoding among them, since a round of
+        another length might have to be captured first.
+        """
+        k = candidate.num_speculative_tokens
+        if not k:
+            return candidate
+        due = max([request.remaining_tokens for request in decode]) - 1
+        if due >= k:
+            return candidate
+        if due == 0:
+            return PLAIN
+        same_depth = [
+            other
+            for other in self.candidates
+            if other.draft_loops == candidate.draft_loops
+            and due <= other.num_speculative_tokens < k
+        ]
+        return min(same_depth, key=lambda c: c.num_speculative_tokens, default=candidate)
 
     def _prefill(self, chunks: list[PrefillChunk]) -> list[Request]:
         touched = []
@@ -145,31 +192,24 @@ class Engine:
                 touched.append(chunk.request)
         return touched
 
-    def _round(self, requests: list[Request], plan: SpeculationPlan) -> None:
-        start = time.perf_counter()
-        result = self.runner.round(requests, plan.candidate)
-        seconds = time.perf_counter() - start
-        k = plan.candidate.num_speculative_tokens
-        proposed_counts, accepted_counts = [], []
+    def _round(
+        self, requests: list[Request], plan: SpeculationPlan, candidate: Candidate
+    ) -> RoundTally:
+        result = self.runner.round(requests, candidate, plan.shadow_depths)
+        tally = RoundTally(result)
+        k = candidate.num_speculative_tokens
         for request, tokens, accepted, work in zip(
             requests, result.tokens, result.accepted, result.loop_rows, strict=True
         ):
-            # Only drafts that a limit leaves room for count; the last token of a request is no
-            # draft's due.
-            room = min(k, request.remaining_tokens - 1)
+            room, due = self.scheduler.draft_room(request), request.remaining_tokens - 1
+            accepted = min(accepted, room)
             taken = self._commit(request, tokens[: accepted + 1])
             request.num_computed = request.num_tokens - 1
-            if request.finish_reason is not None and taken <= accepted:
-                # Drafts behind the end of a request are neither good nor bad.
-                room = min(room, taken)
-            accepted = min(accepted, room)
-            request.metrics.add_round(room, accepted, work)
-            self.metrics.add_round(room, accepted, work)
-            proposed_counts.append(room)
-            accepted_counts.append(accepted)
-        self.policy.observe(
-            RoundFeedback(plan.plan_id, tuple(proposed_counts), tuple(accepted_counts), seconds)
-        )
+            ended = request.finish_reason is not None
+            proposed, accepted = tally.add(accepted, k, room, due, taken, ended)
+            request.metrics.add_round(candidate, proposed, accepted, work, plan.probe)
+            self.metrics.add_round(candidate, proposed, accepted, work, plan.probe)
+        return tally
 
     def _commit(self, request: Request, tokens: Sequence[int]) -> int:
         """Append tokens; free the memory of a request that ends before anything else can fail."""

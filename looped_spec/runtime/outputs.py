@@ -2,32 +2,77 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
 
+from looped_spec.control.plan import Candidate
+
 FinishReason = Literal["stop", "length", "abort"]
+
+Outcome = tuple[int, int, int, int]
+"""What a round of one request was: K, d, proposed drafts, accepted drafts."""
 
 
 @dataclass
 class SpeculationMetrics:
     """Counts of speculative decoding, of one request or of many.
 
+    A round counts once for every request in it. All that is said of drafts follows from how often
+    each outcome occurred, which is one count a round however many drafts it has.
+
     Attributes:
         num_rounds: rounds of draft and verify, plain ones (K = 0) included.
-        num_draft_tokens: drafts that could have been committed.
-        num_accepted_tokens: drafts that were.
         num_loop_rows: rows times loops that the rounds computed, drafts and their checks included.
-        proposed_by_position: index i counts rounds in which an (i + 1)-th draft could have been
+        num_probe_rounds: rounds run to learn something, not because they were expected to be
+            fastest.
+        num_switches: rounds that ran another (K, d) than the one before.
+        outcomes: how often each outcome occurred. Proposed are drafts that could have been
             committed.
-        accepted_by_position: index i counts rounds in which it was, and so all before it.
     """
 
     num_rounds: int = 0
-    num_draft_tokens: int = 0
-    num_accepted_tokens: int = 0
     num_loop_rows: int = 0
-    proposed_by_position: list[int] = field(default_factory=list)
-    accepted_by_position: list[int] = field(default_factory=list)
+    num_probe_rounds: int = 0
+    num_switches: int = 0
+    outcomes: dict[Outcome, int] = field(default_factory=dict)
+    _newest: Candidate | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Drafts that could have been committed."""
+        return sum(proposed * count for proposed, _, count in self._by_counts())
+
+    @property
+    def num_accepted_tokens(self) -> int:
+        """Drafts that were committed."""
+        return sum(accepted * count for _, accepted, count in self._by_counts())
+
+    @property
+    def proposed_by_position(self) -> list[int]:
+        """Index i counts rounds in which an (i + 1)-th draft could have been committed."""
+        return self._at_least((proposed, count) for proposed, _, count in self._by_counts())
+
+    @property
+    def accepted_by_position(self) -> list[int]:
+        """Index i counts rounds in which it was, and so all before it."""
+        return self._at_least((accepted, count) for _, accepted, count in self._by_counts())
+
+    @property
+    def rounds_by_candidate(self) -> dict[Candidate, int]:
+        """How many rounds each (K, d) had, the most frequent first."""
+        rounds: dict[Candidate, int] = {}
+        for (k, d, _, _), count in self.outcomes.items():
+            rounds[Candidate(k, d)] = rounds.get(Candidate(k, d), 0) + count
+        return dict(sorted(rounds.items(), key=lambda item: -item[1]))
+
+    @property
+    def acceptance_histogram(self) -> list[int]:
+        """Index i counts rounds in which exactly i drafts were accepted."""
+        counts = [0] * (1 + max((accepted for _, accepted, _ in self._by_counts()), default=-1))
+        for _, accepted, count in self._by_counts():
+            counts[accepted] += count
+        return counts
 
     @property
     def draft_acceptance_rate(self) -> float | None:
@@ -55,32 +100,45 @@ class SpeculationMetrics:
         """Loop passes that a request's round computed on average; with early exit, per token."""
         return self.num_loop_rows / self.num_rounds if self.num_rounds else None
 
-    def add_round(self, proposed: int, accepted: int, loop_rows: int = 0) -> None:
+    def add_round(
+        self,
+        candidate: Candidate,
+        proposed: int,
+        accepted: int,
+        loop_rows: int = 0,
+        probe: bool = False,
+    ) -> None:
         """Count one round of one request."""
         self.num_rounds += 1
         self.num_loop_rows += loop_rows
-        self.num_draft_tokens += proposed
-        self.num_accepted_tokens += accepted
-        while len(self.proposed_by_position) < proposed:
-            self.proposed_by_position.append(0)
-            self.accepted_by_position.append(0)
-        for position in range(proposed):
-            self.proposed_by_position[position] += 1
-            self.accepted_by_position[position] += position < accepted
+        self.num_probe_rounds += probe
+        if candidate is not self._newest:
+            self.num_switches += self._newest is not None and candidate != self._newest
+            self._newest = candidate
+        outcome = candidate.num_speculative_tokens, candidate.draft_loops, proposed, accepted
+        self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
 
     def add(self, other: SpeculationMetrics) -> None:
         """Add the counts of `other`."""
         self.num_rounds += other.num_rounds
-        self.num_draft_tokens += other.num_draft_tokens
-        self.num_accepted_tokens += other.num_accepted_tokens
         self.num_loop_rows += other.num_loop_rows
-        for mine, theirs in (
-            (self.proposed_by_position, other.proposed_by_position),
-            (self.accepted_by_position, other.accepted_by_position),
-        ):
-            mine.extend([0] * (len(theirs) - len(mine)))
-            for position, count in enumerate(theirs):
-                mine[position] += count
+        self.num_probe_rounds += other.num_probe_rounds
+        self.num_switches += other.num_switches
+        for outcome, count in other.outcomes.items():
+            self.outcomes[outcome] = self.outcomes.get(outcome, 0) + count
+
+    def _by_counts(self) -> Iterator[tuple[int, int, int]]:
+        for (_, _, proposed, accepted), count in self.outcomes.items():
+            yield proposed, accepted, count
+
+    def _at_least(self, values: Iterable[tuple[int, int]]) -> list[int]:
+        """Return in place i how many rounds have a value above i, for all drafts proposed."""
+        length = max((proposed for proposed, _, _ in self._by_counts()), default=0)
+        counts = [0] * length
+        for value, count in values:
+            for position in range(value):
+                counts[position] += count
+        return counts
 
 
 @dataclass

@@ -6,7 +6,7 @@ captured.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -45,12 +45,16 @@ class RoundOutput:
             0..K.
         next_token: [B] int64, the last committed token, which has no keys and values yet.
         next_position: [B] int64, its position.
+        shadow: [B, S] int64, for each shadow depth in how many leading rows a draft of that depth
+            agrees with the target, 0..K + 1. Rows behind `accepted` follow a rejected draft and
+            tell nothing: whoever counts stops there.
     """
 
     tokens: Tensor
     accepted: Tensor
     next_token: Tensor
     next_position: Tensor
+    shadow: Tensor
 
 
 def speculative_round(
@@ -64,6 +68,7 @@ def speculative_round(
     draft_loops: int,
     full_loops: int,
     mode: SamplingMode,
+    shadow_depths: Sequence[int] = (),
 ) -> RoundOutput:
     """Draft K tokens with d loops, verify them with all D loops; K = 0 is plain decoding.
 
@@ -71,6 +76,11 @@ def speculative_round(
     rows, and each (position, loop) is computed once: verification continues from the drafted
     states. A model whose shallow run is no prefix of its deep run (`resumable` false) is verified
     from its prelude instead.
+
+    A shadow depth asks what drafts of another depth would have been. The states are there already:
+    each row passes through that depth on its way to the target, with keys and values that only
+    shallower loops wrote, so all it takes is a readout of the K + 1 rows and a choice with the
+    same noise. It changes nothing else and writes no plane.
 
     Args:
         adapter: the model.
@@ -82,9 +92,13 @@ def speculative_round(
         draft_loops: d, 1..D - 1 (not used when K is 0).
         full_loops: D.
         mode: what token choice needs at most.
+        shadow_depths: other depths than d, each 1..D - 1; only for a model with
+            `can_read_shadows`.
     """
     k = num_speculative_tokens
     resumable = adapter.capabilities.resumable
+    assert not shadow_depths or can_read_shadows(adapter)
+    assert draft_loops not in shadow_depths, "the drafts themselves tell of their own depth"
     draft_depth = full_loops if resumable else draft_loops
     offsets = torch.arange(k + 1, device=positions.device)
     row_positions = positions[:, None] + offsets
@@ -97,11 +111,14 @@ def speculative_round(
 
     inputs = [tokens]
     kept: list[LoopState] = []
+    passed: dict[int, list[LoopState]] = {depth: [] for depth in shadow_depths}
     for step in range(k + 1 if resumable and k else k):
         step_ctx = ctx.column(step, draft_depth)
         state = adapter.prelude(inputs[step][:, None], step_ctx)
         for index in range(draft_loops):
             state = adapter.loop(state, index, step_ctx)
+            if index + 1 in passed and index + 1 < draft_loops:
+                passed[index + 1].append(state)
         kept.append(state)
         if step < k:
             logits = adapter.draft_readout(state, step_ctx)
@@ -111,24 +128,53 @@ def speculative_round(
             inputs.append(drafted[:, 0])
 
     if kept and resumable:
-        state = tuple(torch.cat(parts, dim=1) for parts in zip(*kept, strict=True))
+        state = _join_rows(kept)
         shallow = draft_loops
     else:
         state = adapter.prelude(torch.stack(inputs, dim=1), ctx)
         shallow = 0
     for index in range(shallow, full_loops):
         state = adapter.loop(state, index, ctx)
+        if index + 1 in passed:
+            passed[index + 1].append(state)
     logits = adapter.readout(state, ctx)
     targets = choose_tokens(logits, row_positions + 1, sampling, mode, noise)
 
+    matches = []
+    for states in passed.values():
+        logits = adapter.draft_readout(_join_rows(states), ctx)
+        would_be = choose_tokens(logits, row_positions + 1, sampling, mode, noise)
+        matches.append(_leading_matches(would_be, targets))
+    shadow = torch.stack(matches, dim=1) if matches else targets[:, :0]
+
     if k:
         drafts = torch.stack(inputs[1:], dim=1)
-        accepted = (drafts == targets[:, :k]).long().cumprod(dim=1).sum(dim=1)
+        accepted = _leading_matches(drafts, targets[:, :k])
         next_token = targets.gather(1, accepted[:, None])[:, 0]
     else:
         accepted = torch.zeros_like(positions)
         next_token = targets[:, 0]
-    return RoundOutput(targets, accepted, next_token, positions + accepted + 1)
+    return RoundOutput(targets, accepted, next_token, positions + accepted + 1, shadow)
+
+
+def can_read_shadows(adapter: ModelAdapter) -> bool:
+    """Whether a round of this model can tell what drafts of another depth would have been.
+
+    Its readout must make sense at any depth and write no plane, and its shallow run must be a
+    prefix of its deep run: otherwise no draft of that depth has the state that is passed through.
+    """
+    return adapter.capabilities.shadow_depths and adapter.capabilities.resumable
+
+
+def _join_rows(states: Sequence[LoopState]) -> LoopState:
+    """Put the rows of several states side by side, along axis 1."""
+    return tuple(torch.cat(parts, dim=1) for parts in zip(*states, strict=True))
+
+
+def _leading_matches(drafts: Tensor, targets: Tensor) -> Tensor:
+    """Return [B] int64: in how many columns of [B, T] tokens the two agree before the first that
+    differs."""
+    return (drafts == targets).long().cumprod(dim=1).sum(dim=1)
 
 
 def prefill(

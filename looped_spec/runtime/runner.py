@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
@@ -12,11 +12,11 @@ from torch import Tensor
 from looped_spec.adapter import ModelAdapter
 from looped_spec.control.plan import Candidate
 from looped_spec.runtime.attention import AttentionBackend, PagedContext, PagedRows
+from looped_spec.runtime.batch import BatchTensors, DecodeBatch, upload, upload_batch
 from looped_spec.runtime.early_exit import ExitRule, exit_round
 from looped_spec.runtime.kv_cache import TRASH_BLOCK, KVPool, blocks_for
 from looped_spec.runtime.request import Request
-from looped_spec.runtime.round import prefill, speculative_round
-from looped_spec.runtime.sampler import SamplingMode, SamplingTensors
+from looped_spec.runtime.round import can_read_shadows, prefill, speculative_round
 from looped_spec.runtime.scheduler import PrefillChunk
 
 # A batch of prompts is padded to its longest chunk; below this share of real rows it is run in
@@ -27,11 +27,17 @@ _MIN_FILL = 0.5
 @dataclass(frozen=True)
 class RoundResult:
     """A round on the host, per request: the target's tokens, how many drafts were accepted, and
-    the work done, in rows times loops."""
+    the work done, in rows times loops.
+
+    `shadow` holds for each of `shadow_depths` in how many leading rows a draft of that depth
+    agrees with the target; those behind `accepted` tell nothing.
+    """
 
     tokens: list[list[int]]
     accepted: list[int]
     loop_rows: list[int]
+    shadow_depths: tuple[int, ...] = ()
+    shadow: list[list[int]] = field(default_factory=list)
 
 
 class ModelRunner:
@@ -59,6 +65,17 @@ class ModelRunner:
         self._readout_has_planes = any(p.kind == "readout" for p in adapter.kv_planes(full_loops))
         width = blocks_for(max_model_len, pool.block_size)
         self._tables = torch.zeros(max_num_seqs, width, dtype=torch.int64, device=device)
+        self._batch = DecodeBatch(adapter.geometry.vocab_size, device)
+
+    @property
+    def can_read_shadows(self) -> bool:
+        """Whether a round can tell what drafts of another depth would have been."""
+        return self.exit_rule is None and can_read_shadows(self.adapter)
+
+    @property
+    def is_asynchronous(self) -> bool:
+        """Whether a pass may return before its work is done."""
+        return self.device.type != "cpu"
 
     def prepare(self, requests: Sequence[Request]) -> None:
         """Bring tables and cache in line with what the requests hold now; call it before they run.
@@ -100,46 +117,74 @@ class ModelRunner:
         return tokens
 
     @torch.inference_mode()
-    def round(self, requests: Sequence[Request], candidate: Candidate) -> RoundResult:
+    def round(
+        self,
+        requests: Sequence[Request],
+        candidate: Candidate,
+        shadow_depths: Sequence[int] = (),
+    ) -> RoundResult:
         """Run one round of `candidate` for requests whose newest token has no keys and values
-        yet."""
+        yet.
+
+        Shadow depths that the model cannot tell of, or that are no other draft depth, are left
+        out.
+        """
+        k = candidate.num_speculative_tokens
+        newest = [request.last_token for request in requests]
         positions = [request.num_tokens - 1 for request in requests]
-        limits = [request.max_cached_tokens for request in requests]
-        last = max(positions) + candidate.num_speculative_tokens
-        rows, sampling, mode = self._rows(requests, limits, last + 1)
-        packed = self._int_tensor([[request.last_token for request in requests], positions])
+        batch = self._batch.tensors(requests)
+        tokens, starts = self._batch.starts(newest, positions)
+        rows = self._paged_rows(batch, max(positions) + k + 1)
 
         def context(where: Tensor, loops: int) -> PagedContext:
             return PagedContext(self.pool, self.backend, rows, where, loops)
 
         if self.exit_rule is not None:
-            assert candidate.num_speculative_tokens == 0, "early exit runs without speculation"
+            assert k == 0, "early exit runs without speculation"
             left = exit_round(
                 self.adapter,
-                context(packed[1][:, None], self.full_loops),
+                context(starts[:, None], self.full_loops),
                 self.pool,
-                packed[0],
-                sampling,
+                tokens,
+                batch.sampling,
                 rule=self.exit_rule,
-                mode=mode,
+                mode=batch.mode,
             )
-            tokens, loops = torch.stack((left.next_token, left.loops)).tolist()
-            return RoundResult([[token] for token in tokens], [0] * len(tokens), loops)
+            chosen, loops = torch.stack((left.next_token, left.loops)).tolist()
+            return RoundResult([[token] for token in chosen], [0] * len(chosen), loops)
+        depths = self._other_depths(candidate, shadow_depths)
         out = speculative_round(
             self.adapter,
             context,
-            packed[0],
-            packed[1],
-            sampling,
-            num_speculative_tokens=candidate.num_speculative_tokens,
+            tokens,
+            starts,
+            batch.sampling,
+            num_speculative_tokens=k,
             draft_loops=candidate.draft_loops,
             full_loops=self.full_loops,
-            mode=mode,
+            mode=batch.mode,
+            shadow_depths=depths,
         )
         # One copy brings everything that the host needs.
-        host = torch.cat((out.accepted[:, None], out.tokens), dim=1).tolist()
+        parts = (out.tokens, out.accepted[:, None], *([out.shadow] if depths else []))
+        host = torch.cat(parts, dim=1).tolist()
+        accepted = [row[k + 1] for row in host]
+        self._batch.expect(
+            [row[count] for row, count in zip(host, accepted, strict=True)],
+            [start + count + 1 for start, count in zip(positions, accepted, strict=True)],
+            out.next_token,
+            out.next_position,
+        )
         work = [self._loop_rows(candidate)] * len(host)
-        return RoundResult([row[1:] for row in host], [row[0] for row in host], work)
+        shadow = [row[k + 2 :] for row in host] if depths else []
+        return RoundResult([row[: k + 1] for row in host], accepted, work, depths, shadow)
+
+    def _other_depths(self, candidate: Candidate, wanted: Sequence[int]) -> tuple[int, ...]:
+        """Return those of `wanted` that can be told of beside a round of `candidate`."""
+        if not wanted or not self.can_read_shadows:
+            return ()
+        own = candidate.draft_loops if candidate.num_speculative_tokens else 0
+        return tuple(d for d in sorted(set(wanted)) if 1 <= d < self.full_loops and d != own)
 
     def save_cache(self, request: Request) -> object:
         """Copy what a request has computed to the host; `prepare` puts it back."""
@@ -163,13 +208,15 @@ class ModelRunner:
         requests = [chunk.request for chunk in chunks]
         length = max(chunk.stop - chunk.start for chunk in chunks)
         known = [chunk.request.known_tokens(chunk.start, chunk.stop) for chunk in chunks]
-        tokens = self._int_tensor([ids + [0] * (length - len(ids)) for ids in known])
-        bounds = self._int_tensor(
-            [[c.start for c in chunks], [c.stop for c in chunks], [len(ids) - 1 for ids in known]]
+        tokens = upload([ids + [0] * (length - len(ids)) for ids in known], self.device)
+        stops = [chunk.stop for chunk in chunks]
+        bounds = upload(
+            [[chunk.start for chunk in chunks], stops, [len(ids) - 1 for ids in known]], self.device
         )
         # Padding stands behind its chunk, so the limit sends it to the trash block.
-        longest = max(chunk.start for chunk in chunks) + length
-        rows, sampling, mode = self._rows(requests, [c.stop for c in chunks], longest)
+        vocab_size = self.adapter.geometry.vocab_size
+        batch = upload_batch(requests, stops, vocab_size, self.device)
+        rows = self._paged_rows(batch, max(chunk.start for chunk in chunks) + length)
         positions = bounds[0][:, None] + torch.arange(length, device=self.device)
         ctx = PagedContext(self.pool, self.backend, rows, positions, self.full_loops, bounds[2])
         want = any(chunk.ends_prompt for chunk in chunks)
@@ -178,9 +225,9 @@ class ModelRunner:
             ctx,
             tokens,
             bounds[1],
-            sampling,
+            batch.sampling,
             full_loops=self.full_loops,
-            mode=mode,
+            mode=batch.mode,
             want_tokens=want,
             readout_has_planes=self._readout_has_planes,
         )
@@ -189,30 +236,9 @@ class ModelRunner:
         chosen: list[int] = out.tolist()
         return [token if c.ends_prompt else None for token, c in zip(chosen, chunks, strict=True)]
 
-    def _rows(
-        self, requests: Sequence[Request], limits: list[int], num_positions: int
-    ) -> tuple[PagedRows, SamplingTensors, SamplingMode]:
-        """Gather what the rows share; block tables are cut to the blocks that `num_positions`
+    def _paged_rows(self, batch: BatchTensors, num_positions: int) -> PagedRows:
+        """Return what the rows share; block tables are cut to the blocks that `num_positions`
         reach."""
-        vocab = self.adapter.geometry.vocab_size
-        params = [request.params for request in requests]
-        packed = self._int_tensor(
-            [
-                [request.row for request in requests],
-                limits,
-                [request.seed for request in requests],
-                [min(max(p.top_k, 0), vocab) for p in params],
-            ]
-        )
         width = min(blocks_for(num_positions, self.pool.block_size), self._tables.shape[1])
-        tables = self._tables[:, :width].index_select(0, packed[0])
-        mode = SamplingMode.of(params)
-        floats = torch.tensor(
-            [[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]],
-            dtype=torch.float32,
-        ).to(self.device)
-        sampling = SamplingTensors(packed[2], floats[0], packed[3], floats[1], floats[2])
-        return PagedRows(tables, packed[1], packed[2]), sampling, mode
-
-    def _int_tensor(self, values: list[list[int]]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64).to(self.device)
+        tables = self._tables[:, :width].index_select(0, batch.rows)
+        return PagedRows(tables, batch.limits, batch.sampling.seeds)

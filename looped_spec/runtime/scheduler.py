@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
 
 from looped_spec.errors import CapacityError
@@ -77,31 +78,55 @@ class Scheduler:
             )
 
     @property
-    def num_decoding(self) -> int:
-        """How many requests wait for a round: the batch size that speculation is planned for."""
-        return sum(request.status is Status.DECODING for request in self.running)
-
-    @property
     def has_work(self) -> bool:
         """Whether any request is unfinished."""
         return bool(self.waiting or self.running)
 
-    def schedule(self, num_speculative_tokens: int) -> Schedule:
-        """Choose this step's work, with memory for a round of `num_speculative_tokens` drafts.
+    def decode_batch(self) -> list[Request]:
+        """Return the requests that run a round in this step, in the order of arrival, each with
+        memory for its next token.
 
-        Decoding comes first and prefill gets what it leaves of `max_num_batched_tokens`, but never
-        less than a block, so that a full decode batch cannot starve newcomers.
+        Where memory is short the newest give theirs back, so this is the batch that speculation is
+        planned for: none of them is preempted any more before it has run.
         """
-        step = Schedule()
-        self._schedule_decode(step, num_speculative_tokens)
+        batch: list[Request] = []
+        for request in [r for r in self.running if r.status is Status.DECODING]:
+            if request.status is not Status.DECODING:  # preempted for an earlier one
+                continue
+            while not self._grow(request, request.num_tokens):
+                victim = self.running[-1]
+                self._preempt(victim)
+                if victim is request:
+                    break
+            else:
+                batch.append(request)
+        return batch
+
+    def schedule(self, decode: list[Request], num_speculative_tokens: int) -> Schedule:
+        """Complete the work of a step whose `decode_batch` runs `num_speculative_tokens` drafts.
+
+        Drafts get the memory that is free: nobody is preempted for them, so the last of them may
+        find none (`draft_room`). Decoding comes first and prefill gets what it leaves of
+        `max_num_batched_tokens`, but never less than a block, so that a full decode batch cannot
+        starve newcomers.
+        """
+        step = Schedule(decode=decode)
+        if num_speculative_tokens:
+            for request in decode:
+                self._grow_for_drafts(request, num_speculative_tokens)
         rows = num_speculative_tokens + 1
         least = min(self.block_size, self.max_num_batched_tokens)
-        budget = max(self.max_num_batched_tokens - rows * len(step.decode), least)
+        budget = max(self.max_num_batched_tokens - rows * len(decode), least)
         for request in self.running:
             if request.status is Status.PREFILLING:
                 budget = self._add_chunk(step, request, budget)
         self._admit(step, budget, num_speculative_tokens)
         return step
+
+    def draft_room(self, request: Request) -> int:
+        """Return how many drafts of a request have memory: what lies behind them may be computed,
+        but its keys and values are in the trash block and nothing may be committed from it."""
+        return len(request.blocks) * self.block_size - request.num_tokens
 
     def finish(self, request: Request) -> None:
         """Take a request out, whatever its status, and free what it holds."""
@@ -112,6 +137,23 @@ class Scheduler:
             self._release(request)
         request.saved_cache = None
         request.status = Status.FINISHED
+
+    @contextlib.contextmanager
+    def alone(self, request: Request) -> Iterator[None]:
+        """Let only `request` take part in steps for a while; the others keep their places and what
+        they hold."""
+        running, waiting = self.running, self.waiting
+        is_running = request in running
+        self.running = [request] if is_running else []
+        self.waiting = deque() if is_running else deque([request])
+        try:
+            yield
+        finally:
+            left, queued = self.running, self.waiting
+            others = [r for r in running if r is not request]
+            at = running.index(request) if is_running else len(running)
+            self.running = others[:at] + left + others[at:]
+            self.waiting = queued + deque(r for r in waiting if r is not request)
 
     def drop(self, requests: Collection[Request]) -> None:
         """Take requests out in whatever state an interruption left them.
@@ -129,19 +171,6 @@ class Scheduler:
         self.allocator = BlockAllocator(self.allocator.num_blocks, held)
         rows = {request.row for request in self.running}
         self._free_rows = [row for row in range(self._num_rows - 1, -1, -1) if row not in rows]
-
-    def _schedule_decode(self, step: Schedule, num_speculative_tokens: int) -> None:
-        for request in [r for r in self.running if r.status is Status.DECODING]:
-            if request.status is not Status.DECODING:  # preempted for an earlier one
-                continue
-            tokens = min(request.num_tokens + num_speculative_tokens, request.max_cached_tokens)
-            while not self._grow(request, tokens):
-                victim = self.running[-1]
-                self._preempt(victim)
-                if victim is request:
-                    break
-            else:
-                step.decode.append(request)
 
     def _admit(self, step: Schedule, budget: int, num_speculative_tokens: int) -> None:
         while self.waiting and self._free_rows and budget > 0:
@@ -177,6 +206,14 @@ class Scheduler:
             return False
         request.blocks.extend(blocks)
         return True
+
+    def _grow_for_drafts(self, request: Request, count: int) -> None:
+        """Give `request` blocks for `count` more tokens, as many as are free."""
+        wanted = min(request.num_tokens + count, request.max_cached_tokens)
+        missing = blocks_for(wanted, self.block_size) - len(request.blocks)
+        if missing > 0:
+            blocks = self.allocator.allocate(min(missing, self.allocator.num_free))
+            request.blocks.extend(blocks or [])
 
     def _preempt(self, request: Request) -> None:
         """Take a request's memory; it keeps its tokens and computes them again when there is

@@ -54,7 +54,8 @@ class FakeLLM:
         results = []
         for number, prompt in enumerate(prompts):
             metrics = RequestMetrics()
-            metrics.add_round(self.speculation.num_speculative_tokens, 1 if number else 0)
+            k = self.speculation.num_speculative_tokens
+            metrics.add_round(self.speculation, k, 1 if number else 0)
             tokens = [5, 6, 8 if lie and number == 1 else 7]
             completion = CompletionOutput(0, "text", tokens, "length")
             results.append(RequestOutput(number, prompt, [1], [completion], True, metrics))

@@ -34,7 +34,9 @@ class RecordingPolicy:
         self.batch_sizes: list[int] = []
         self.feedback: list[RoundFeedback] = []
 
-    def plan(self, batch_size: int) -> SpeculationPlan:
+    def plan(
+        self, batch_size: int, *, context_tokens: int = 0, new_requests: int = 0
+    ) -> SpeculationPlan:
         self.batch_sizes.append(batch_size)
         number = len(self.batch_sizes)
         return SpeculationPlan(100 + number, self.candidates[number % len(self.candidates)])

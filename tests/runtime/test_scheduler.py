@@ -35,8 +35,10 @@ class FakeRunner:
     """A runner without a model: the text of a request counts up; drafts are accepted by dice.
 
     It holds the scheduler to what a real model would need: tables that name each request's blocks,
-    memory for every position that is written, prompts computed in order.
+    memory for every position that is committed, prompts computed in order.
     """
+
+    is_asynchronous = False
 
     def __init__(self, block_size: int, max_num_seqs: int, seed: int) -> None:
         self.block_size, self.max_num_seqs = block_size, max_num_seqs
@@ -45,6 +47,7 @@ class FakeRunner:
         self.largest_prefill = self.largest_step = 0
         self.chunks: list[list[PrefillChunk]] = []
         self.rounds: list[list[Request]] = []
+        self.lengths: list[int] = []
 
     def prepare(self, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -59,14 +62,19 @@ class FakeRunner:
             self._check_memory(chunk.request, chunk.stop)
         return [c.request.num_tokens if c.ends_prompt else None for c in chunks]
 
-    def round(self, requests: Sequence[Request], candidate: Candidate) -> RoundResult:
+    def round(
+        self,
+        requests: Sequence[Request],
+        candidate: Candidate,
+        shadow_depths: Sequence[int] = (),
+    ) -> RoundResult:
         k = candidate.num_speculative_tokens
         self.rounds.append(list(requests))
+        self.lengths.append(k)
         tokens, accepted = [], []
         for request in requests:
             assert request.num_computed == request.num_tokens - 1
-            last = min(request.num_tokens + k, request.max_cached_tokens)
-            self._check_memory(request, last)
+            self._check_memory(request, request.num_tokens)
             tokens.append([request.num_tokens + i for i in range(k + 1)])
             accepted.append(self.dice.randint(0, k))
         return RoundResult(tokens, accepted, [1] * len(tokens))
@@ -115,6 +123,9 @@ def check_ownership(engine: Engine, requests: Sequence[Request]) -> None:
         assert (request in scheduler.waiting) == (request.status is Status.WAITING)
         if not running:
             assert not request.blocks
+        else:
+            held = len(request.blocks) * scheduler.block_size
+            assert request.num_computed <= held, "a token was committed that has no memory"
     order = [r.request_id for r in [*scheduler.running, *scheduler.waiting]]
     assert order == sorted(order), "a later request overtook an earlier one"
 
@@ -223,7 +234,12 @@ def test_the_budget_of_a_step_is_kept(budget: int, k: int, block_size: int, seed
         chunks, rounds = len(runner.chunks), len(runner.rounds)
         engine.step()
         prefill = sum(c.stop - c.start for part in runner.chunks[chunks:] for c in part)
-        decode = (k + 1) * sum(len(requests) for requests in runner.rounds[rounds:])
+        decode = sum(
+            (length + 1) * len(requests)
+            for length, requests in zip(
+                runner.lengths[rounds:], runner.rounds[rounds:], strict=True
+            )
+        )
         # A full decode batch leaves a block for prefill all the same.
         assert prefill + decode <= max(budget, decode + min(block_size, budget))
         if not decode:

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch._guards import TracingContext, tracing
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from toys import like, shared_toy
+from toys import BareToy, like, shared_toy
 
-from looped_spec.adapter import LoopState, ModelAdapter, StageContext
+from looped_spec.adapter import ModelAdapter
 from looped_spec.runtime.attention import PagedContext, PagedRows, SdpaBackend
 from looped_spec.runtime.kv_cache import KVPool
 from looped_spec.runtime.round import speculative_round
@@ -27,7 +27,7 @@ BLOCK_SIZE, NUM_BLOCKS, WIDTH, BATCH, LOOPS = 4, 24, 6, 2, 3
 
 
 def round_of(
-    adapter: ModelAdapter, k: int, d: int, mode: SamplingMode
+    adapter: ModelAdapter, k: int, d: int, mode: SamplingMode, shadow_depths: tuple[int, ...] = ()
 ) -> Callable[..., tuple[Tensor, ...]]:
     """A round as a function of tensors alone; it writes into the pages that it is given."""
 
@@ -57,8 +57,9 @@ def round_of(
             draft_loops=d,
             full_loops=LOOPS,
             mode=mode,
+            shadow_depths=shadow_depths,
         )
-        return out.tokens, out.accepted, out.next_token, out.next_position
+        return out.tokens, out.accepted, out.next_token, out.next_position, out.shadow
 
     return run
 
@@ -99,17 +100,6 @@ def trace(run: Callable[..., Any], arguments: Sequence[Tensor]) -> Callable[...,
         return make_fx(run)(*arguments)  # type: ignore[no-any-return]
 
 
-class BareToy(ToyAdapter):
-    """A toy of loops alone: its traces are half as long, and half as slow to make."""
-
-    def prelude(self, tokens: Tensor, ctx: StageContext) -> LoopState:
-        embedded = self.module.embed(tokens)
-        return torch.zeros_like(embedded), embedded
-
-    def readout(self, state: LoopState, ctx: StageContext) -> Tensor:
-        return ctx.logit_rows(self.module.norm(state[0])) @ self.module.embed.weight.T
-
-
 def toy(kind: str) -> ToyAdapter:
     sizes = {"num_layers": 1, "full_loops": LOOPS}
     if kind == "bare":
@@ -129,8 +119,24 @@ def toy(kind: str) -> ToyAdapter:
 def test_a_trace_replays_bit_for_bit_at_other_positions_tables_and_seeds(
     kind: str, k: int, d: int, mode: SamplingMode
 ) -> None:
-    adapter = toy(kind)
-    run = round_of(adapter, k, d, mode)
+    check_replay(toy(kind), k, d, mode)
+
+
+@pytest.mark.parametrize(
+    ("k", "d", "depths"), [(0, 0, (1, 2)), (2, 1, (2,)), (2, 2, (1,)), (3, 1, (2,))]
+)
+@pytest.mark.parametrize("mode", [SamplingMode.GREEDY, SamplingMode.FILTERED])
+def test_a_trace_with_shadow_depths_replays_too(
+    k: int, d: int, depths: tuple[int, ...], mode: SamplingMode
+) -> None:
+    check_replay(toy("bare"), k, d, mode, depths)
+
+
+def check_replay(
+    adapter: ToyAdapter, k: int, d: int, mode: SamplingMode, depths: tuple[int, ...] = ()
+) -> None:
+    """A trace made at some numbers gives at others what eager execution gives, bit for bit."""
+    run = round_of(adapter, k, d, mode, depths)
     outputs = set()
     with torch.no_grad():
         traced = trace(run, inputs(adapter, 0))

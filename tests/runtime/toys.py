@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -89,6 +90,21 @@ class ScriptedToy(ToyAdapter):
                 else:
                     forced[row, column, token] = 1e6
         return forced
+
+
+class BareToy(ToyAdapter):
+    """A toy of loops alone: its readout has no plane, so that it can be read at any depth."""
+
+    def __init__(self, config: Any, options: Any) -> None:
+        super().__init__(config, options)
+        self.capabilities = dataclasses.replace(self.capabilities, shadow_depths=True)
+
+    def prelude(self, tokens: Tensor, ctx: StageContext) -> LoopState:
+        embedded = self.module.embed(tokens)
+        return torch.zeros_like(embedded), embedded
+
+    def readout(self, state: LoopState, ctx: StageContext) -> Tensor:
+        return ctx.logit_rows(self.module.norm(state[0])) @ self.module.embed.weight.T
 
 
 @dataclass(frozen=True)

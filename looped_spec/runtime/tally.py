@@ -1,0 +1,68 @@
+"""What a round gave, counted as the policy is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from looped_spec.control.plan import RoundFeedback, ShadowCounts, SpeculationPlan
+from looped_spec.runtime.runner import RoundResult
+
+
+class RoundTally:
+    """Counts drafts request by request; those that could not have been committed do not count."""
+
+    def __init__(self, result: RoundResult) -> None:
+        self._result = result
+        self._proposed: list[int] = []
+        self._accepted: list[int] = []
+        self._told: list[int] = []
+
+    def add(
+        self, accepted: int, num_drafts: int, room: int, due: int, taken: int, ended: bool
+    ) -> tuple[int, int]:
+        """Count the next request and return its proposed and accepted drafts.
+
+        Args:
+            accepted: its leading drafts that agree with the target and have memory.
+            num_drafts: K of the round.
+            room: its drafts that have memory.
+            due: its tokens that could still come, less the last, which is no draft's due.
+            taken: its tokens that were committed.
+            ended: whether one of these ended the request.
+        """
+        proposed = min(num_drafts, room, due)
+        # Rows whose context was committed can tell of other depths, the target's own too.
+        told = min(accepted + 1, due)
+        if ended and taken <= accepted:
+            # Drafts behind the end of a request are neither good nor bad.
+            proposed, told = min(proposed, taken), min(told, taken)
+        accepted = min(accepted, proposed)
+        self._proposed.append(proposed)
+        self._accepted.append(accepted)
+        self._told.append(told)
+        return proposed, accepted
+
+    def feedback(
+        self,
+        plan: SpeculationPlan,
+        seconds: float,
+        num_speculative_tokens: int,
+        num_prefill_tokens: int,
+    ) -> RoundFeedback:
+        """Return what the policy is told of the round."""
+        return RoundFeedback(
+            plan.plan_id,
+            tuple(self._proposed),
+            tuple(self._accepted),
+            seconds,
+            num_speculative_tokens,
+            num_prefill_tokens,
+            tuple(
+                ShadowCounts(depth, tuple(self._told), self._agreed(column))
+                for column, depth in enumerate(self._result.shadow_depths)
+            ),
+        )
+
+    def _agreed(self, column: int) -> tuple[int, ...]:
+        matches: Sequence[list[int]] = self._result.shadow
+        return tuple(min(row[column], told) for row, told in zip(matches, self._told, strict=True))
