@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class IncrementalDetokenizer:
 
     def append(self, token_id: int) -> str:
         """Return the text that `token_id` completes; empty if it only starts a character."""
-        if token_id in self._silent or not self._tokenizer.knows(token_id):
+        if not self._is_shown(token_id):
             return ""
         self._window.append(token_id)
         text = self._decode(self._window)
@@ -51,11 +52,30 @@ class IncrementalDetokenizer:
             self._shorten(text)
         return new
 
+    def extend(self, token_ids: Sequence[int]) -> str:
+        """Return the text that `token_ids` complete: that of appending one by one, decoded at
+        once."""
+        shown = [token_id for token_id in token_ids if self._is_shown(token_id)]
+        if not shown:
+            return ""
+        window = self._window + shown
+        text = self._decode(window)
+        if text.endswith(_REPLACEMENT):  # how many tokens a character waits for counts
+            return "".join([self.append(token_id) for token_id in shown])
+        new = text[self._shown :]
+        self._window, self._shown, self._stalled = window, len(text), 0
+        if len(window) >= self._limit:
+            self._shorten(text)
+        return new
+
     def flush(self) -> str:
         """Return what is held back, as far as it can be decoded, and start anew."""
         rest = self._decode(self._window)[self._shown :]
         self._window, self._shown, self._stalled = [], 0, 0
         return rest
+
+    def _is_shown(self, token_id: int) -> bool:
+        return token_id not in self._silent and self._tokenizer.knows(token_id)
 
     def _decode(self, token_ids: list[int]) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens=False)

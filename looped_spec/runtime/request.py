@@ -16,11 +16,15 @@ from looped_spec.sampling_params import SamplingParams
 
 
 class Detokenizer(Protocol):
-    """Turns tokens into text one by one; text that is not yet sure (half a character) is held
+    """Turns tokens into text as they come; text that is not yet sure (half a character) is held
     back."""
 
     def append(self, token_id: int) -> str:
         """Take a token and return the text that became sure."""
+        ...
+
+    def extend(self, token_ids: Sequence[int]) -> str:
+        """Take tokens and return the text that became sure, cheaper than one by one."""
         ...
 
     def flush(self) -> str:
@@ -41,7 +45,8 @@ class Request:
     """State of one request.
 
     The scheduler gives and takes `blocks` and `row`, the runner notes how many of the blocks its
-    table holds, and the engine commits tokens.
+    table holds, and the engine commits tokens. Their text is made when somebody asks for it, when
+    the request ends, and with every token only where a stop string may end it.
     """
 
     def __init__(
@@ -72,12 +77,13 @@ class Request:
         self.metrics = RequestMetrics()
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
-        self.text = ""
+        self._text = ""
+        self._num_decoded = 0
         self._scanned_chars = 0
         self._emitted_chars = 0
         self._emitted_tokens = 0
-        self._eos = frozenset(() if params.ignore_eos else eos_token_ids)
         self._stop_ids = frozenset(params.stop_token_ids or ())
+        self._ends = self._stop_ids.union(() if params.ignore_eos else eos_token_ids)
         self._detokenizer = detokenizer
         self._hold_chars = max((len(s) - 1 for s in params.stop_strings), default=0)
 
@@ -98,31 +104,58 @@ class Request:
 
     def known_tokens(self, start: int, stop: int) -> list[int]:
         """Return tokens `start` to `stop` of prompt and output."""
-        return (self.prompt_token_ids + self.output_token_ids)[start:stop]
+        border = len(self.prompt_token_ids)
+        output = self.output_token_ids[max(start - border, 0) : max(stop - border, 0)]
+        return self.prompt_token_ids[start:stop] + output
 
     @property
     def last_token(self) -> int:
         """The newest token."""
         return (self.output_token_ids or self.prompt_token_ids)[-1]
 
+    @property
+    def text(self) -> str:
+        """The text of the output so far, as far as it is sure."""
+        self._decode()
+        return self._text
+
     def append(self, tokens: Sequence[int]) -> int:
         """Commit tokens in order up to the first that ends the request; return how many were
         taken."""
-        for count, token in enumerate(tokens, start=1):
-            self.output_token_ids.append(token)
-            if token in self._eos or token in self._stop_ids:
-                self._finish("stop", token if token in self._stop_ids else None)
-            else:
-                stop = (
-                    self._add_text(self._detokenizer.append(token)) if self._detokenizer else None
-                )
-                if stop is not None:
-                    self.finish_reason, self.stop_reason = "stop", stop
-                elif self.remaining_tokens <= 0:
-                    self._finish("length")
-            if self.finish_reason is not None:
-                return count
-        return len(tokens)
+        if self._detokenizer is not None and self.params.stop_strings:
+            for count, token in enumerate(tokens, start=1):
+                self._append_checked(token)
+                if self.finish_reason is not None:
+                    return count
+            return len(tokens)
+        taken = tokens[: self.remaining_tokens]
+        if self._ends and not self._ends.isdisjoint(taken):
+            count = next(i for i, token in enumerate(taken, start=1) if token in self._ends)
+            taken = taken[:count]
+            self.output_token_ids.extend(taken)
+            self._end_at(taken[-1])
+        else:
+            self.output_token_ids.extend(taken)
+            if self.remaining_tokens <= 0:
+                self._finish("length")
+        return len(taken)
+
+    def _append_checked(self, token: int) -> None:
+        """Commit a token and look whether its text completes a stop string."""
+        assert self._detokenizer is not None
+        self.output_token_ids.append(token)
+        if token in self._ends:
+            self._end_at(token)
+            return
+        self._num_decoded += 1
+        stop = self._add_text(self._detokenizer.append(token))
+        if stop is not None:
+            self.finish_reason, self.stop_reason = "stop", stop
+        elif self.remaining_tokens <= 0:
+            self._finish("length")
+
+    def _end_at(self, token: int) -> None:
+        self._finish("stop", token if token in self._stop_ids else None)
 
     def abort(self) -> None:
         """End the request as it stands."""
@@ -135,7 +168,7 @@ class Request:
         end = len(self.text)
         if self.finish_reason is None:
             end = max(self._emitted_chars, end - self._hold_chars)
-        text = self.text[self._emitted_chars : end]
+        text = self._text[self._emitted_chars : end]
         tokens = self.output_token_ids[self._emitted_tokens :]
         self._emitted_chars, self._emitted_tokens = end, len(self.output_token_ids)
         return text, tokens
@@ -154,23 +187,35 @@ class Request:
             self.metrics,
         )
 
+    def _decode(self) -> None:
+        """Make the text of tokens that have none yet; a token that ends the request has none."""
+        stop = len(self.output_token_ids)
+        if self.finish_reason == "stop" and stop and self.output_token_ids[-1] in self._ends:
+            stop -= 1
+        if self._detokenizer is not None and self._num_decoded < stop:
+            tokens = self.output_token_ids[self._num_decoded : stop]
+            self._num_decoded = stop
+            self._add_text(self._detokenizer.extend(tokens))
+
     def _add_text(self, text: str) -> str | None:
         """Take new text; return the stop string that it completes, having cut the text there."""
         start = max(0, self._scanned_chars - self._hold_chars)
-        self.text += text
-        self._scanned_chars = len(self.text)
-        found = [(at, s) for s in self.params.stop_strings if (at := self.text.find(s, start)) >= 0]
+        self._text += text
+        self._scanned_chars = len(self._text)
+        stops = self.params.stop_strings
+        found = [(at, s) for s in stops if (at := self._text.find(s, start)) >= 0]
         if not found:
             return None
         at, stop = min(found)
         keep = at + len(stop) if self.params.include_stop_str_in_output else at
-        self.text = self.text[:keep]
+        self._text = self._text[:keep]
         return stop
 
     def _finish(self, reason: FinishReason, stop_reason: int | str | None = None) -> None:
         # The reason first: a detokenizer that fails must not leave the request open.
         self.finish_reason, self.stop_reason = reason, stop_reason
         if self._detokenizer is not None:
+            self._decode()
             stop = self._add_text(self._detokenizer.flush())
             if stop is not None and reason != "abort":
                 self.finish_reason, self.stop_reason = "stop", stop

@@ -70,6 +70,41 @@ def test_any_bytes_valid_or_not(
     assert "".join(pieces(byte_level, ids)) == byte_level.decode(ids)
 
 
+def in_parts(tokenizer: Tokenizer, ids: list[int], sizes: list[int]) -> list[str]:
+    """Take ids several at a time; the last size repeats."""
+    detokenizer = IncrementalDetokenizer(tokenizer)
+    parts, place = [], 0
+    while place < len(ids):
+        size = sizes.pop(0) if len(sizes) > 1 else sizes[0]
+        parts.append(detokenizer.extend(ids[place : place + size]))
+        place += size
+    return [*parts, detokenizer.flush()]
+
+
+SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=6)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from([*b"\xf0\x9f\x98\x80\xe4\xbd\xa0ab\xff\xc3"]), max_size=120), SIZES)
+def test_several_bytes_at_once_valid_or_not(
+    byte_level: Tokenizer, single: dict[int, int], data: list[int], sizes: list[int]
+) -> None:
+    ids = [single[byte] for byte in data]
+    assert "".join(in_parts(byte_level, ids, sizes)) == byte_level.decode(ids)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(alphabet=st.one_of(st.sampled_from("ab ch"), st.sampled_from(EMOJI + "你ü"))), SIZES)
+def test_several_tokens_at_once_never_give_half_a_character(
+    byte_level: Tokenizer, byte_fallback: Tokenizer, text: str, sizes: list[int]
+) -> None:
+    for tokenizer in (byte_level, byte_fallback):
+        ids = tokenizer.encode(text)
+        parts = in_parts(tokenizer, ids, list(sizes))
+        assert "".join(parts) == tokenizer.decode(ids)
+        assert not any("\ufffd" in part for part in parts)
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.text(alphabet=st.one_of(st.characters(codec="utf-8"), st.sampled_from(EMOJI))))
 def test_any_text_comes_back_and_never_half_a_character(byte_level: Tokenizer, text: str) -> None:
@@ -155,6 +190,13 @@ def test_tokens_that_never_end_with_a_character(byte_level: Tokenizer) -> None:
     ids = [0, *[1] * 3000, 2]
     assert "".join(pieces(shifted, ids)) == "😀" * 3001
     assert shifted.decoded < 40 * len(ids)
+
+
+def test_many_tokens_at_once_are_decoded_once(byte_level: Tokenizer) -> None:
+    counting = CountingTokenizer(byte_level.inner)
+    ids = byte_level.encode("the cat sat on the mat " * 40)
+    assert in_parts(counting, ids, [len(ids)])[0] == byte_level.decode(ids)
+    assert counting.decoded < 1.2 * len(ids)
 
 
 def test_a_long_run_of_byte_tokens_stays_cheap(byte_fallback: Tokenizer) -> None:

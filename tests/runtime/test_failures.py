@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -44,6 +46,9 @@ class BreakingDetokenizer:
         if self.fail_at < 0:
             raise BrokenError
         return "x"
+
+    def extend(self, token_ids: Sequence[int]) -> str:
+        return "".join([self.append(token_id) for token_id in token_ids])
 
     def flush(self) -> str:
         if self.fail_flush:
@@ -108,8 +113,10 @@ def test_a_request_that_ends_in_a_step_that_fails_later_holds_nothing() -> None:
 def test_a_detokenizer_that_fails_leaks_nothing(fail_at: int, fail_flush: bool) -> None:
     engine = engine_of(like(BreakingToy))
     good = engine.add_request(PROMPTS[0], GREEDY)
+    # With a stop string the text is looked at after every token.
+    params = dataclasses.replace(GREEDY, stop="never")
     bad = engine.add_request(
-        PROMPTS[1], GREEDY, detokenizer=BreakingDetokenizer(fail_at, fail_flush)
+        PROMPTS[1], params, detokenizer=BreakingDetokenizer(fail_at, fail_flush)
     )
     with pytest.raises(BrokenError):
         run_to_end(engine)
@@ -119,6 +126,18 @@ def test_a_detokenizer_that_fails_leaks_nothing(fail_at: int, fail_flush: bool) 
     else:
         engine.abort(bad)
     assert bad.finish_reason == "abort"
+    run_to_end(engine)
+    assert good.output_token_ids == oracle_text(PROMPTS[0], GREEDY)
+    assert_all_free(engine)
+
+
+def test_text_that_cannot_be_made_at_the_end_of_a_request_leaks_nothing() -> None:
+    engine = engine_of(like(BreakingToy))
+    good = engine.add_request(PROMPTS[0], GREEDY)
+    bad = engine.add_request(PROMPTS[1], GREEDY, detokenizer=BreakingDetokenizer(3))
+    with pytest.raises(BrokenError):
+        run_to_end(engine)
+    assert bad.finish_reason == "length" and len(bad.output_token_ids) == 16
     run_to_end(engine)
     assert good.output_token_ids == oracle_text(PROMPTS[0], GREEDY)
     assert_all_free(engine)

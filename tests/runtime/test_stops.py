@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -30,6 +31,9 @@ class Spelling:
         cut = max(len(self.waiting) - self.hold, 0)
         sure, self.waiting = self.waiting[:cut], self.waiting[cut:]
         return sure
+
+    def extend(self, token_ids: Sequence[int]) -> str:
+        return "".join([self.append(token_id) for token_id in token_ids])
 
     def flush(self) -> str:
         rest, self.waiting = self.waiting, ""
@@ -212,6 +216,36 @@ def test_stop_strings_cut_the_text_as_a_plain_search_does(
     else:
         assert request.finish_reason == ("stop" if eos else "length")
         assert request.stop_reason is None
+
+
+@settings(max_examples=100, deadline=None)
+@given(PIECES, st.integers(0, 2**16), st.integers(0, 2), st.booleans(), st.booleans())
+def test_text_without_stop_strings_is_made_when_it_is_asked_for_and_is_all_the_same(
+    pieces: list[str], dice: int, hold: int, eos: bool, reads: bool
+) -> None:
+    class Counting(Spelling):
+        calls = 0
+
+        def extend(self, token_ids: Sequence[int]) -> str:
+            self.calls += 1
+            return super().extend(token_ids)
+
+    tokens = list(range(len(pieces))) + ([99] if eos else [])
+    detokenizer = Counting(dict(enumerate(pieces)), hold)
+    request = lone_request(SamplingParams(max_tokens=len(tokens)), detokenizer, eos=99)
+    rng, streamed, position, taken = random.Random(dice), "", 0, 0
+    while request.finish_reason is None:
+        taken = request.append([*tokens, 1, 2][position : position + rng.randint(1, 4)])
+        position += taken
+        if reads:
+            text, _ = request.take_new()
+            streamed += text
+            assert len(streamed) >= len("".join(pieces[:position])) - hold
+    assert request.output_token_ids == tokens
+    assert request.text == "".join(pieces)
+    assert streamed + request.take_new()[0] == request.text
+    assert request.finish_reason == ("stop" if eos else "length")
+    assert reads or detokenizer.calls == 1, "text that nobody reads is decoded once, at the end"
 
 
 @pytest.mark.parametrize("ending", ["eos", "length"])
