@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from control_bench.landscapes import ARMS, FULL_LOOPS, A, B, Rates, phase
@@ -21,8 +21,11 @@ SUITES: Mapping[str, str] = {
     "g": "published tables",
     "A": "landscape A, 11 phases",
     "B": "landscape B, 10 phases",
+    "h": "hopeless, 2000 rounds",
 }
-"""Suite -> what is in it; A and B mix batch changes and steps."""
+"""Suite -> what is in it; A and B mix batch changes and steps, h is for the price of trying."""
+
+LETTERED = ("a", "b", "c", "d", "e", "f", "g")
 
 SHADOW_SHARE = 0.1
 """Time of a shadow readout over that of one loop pass."""
@@ -36,7 +39,7 @@ def suite(name: str, scale: float = 1.0) -> list[Trace]:
 
     Each phase says what a shadow readout costs; `without_shadows` takes that out.
     """
-    traces = {
+    makers: Mapping[str, Callable[[], list[Trace]]] = {
         "a": _ramps,
         "b": _steps,
         "c": scenario_traces,
@@ -46,7 +49,9 @@ def suite(name: str, scale: float = 1.0) -> list[Trace]:
         "g": replays,
         "A": lambda: [_trace("landscape A", _landscape_a())],
         "B": lambda: [_trace("landscape B", _landscape_b())],
-    }[name]()
+        "h": _hopeless,
+    }
+    traces = makers[name]()
     return [_scaled(trace, scale) for trace in traces] if scale != 1 else traces
 
 
@@ -108,6 +113,16 @@ def _stationary() -> list[Trace]:
     return [
         _trace(f"stationary {name} at B = {batch_size}", [_phase(batch_size, rates[name], 5000)])
         for batch_size, rates, name in loads
+    ]
+
+
+def _hopeless() -> list[Trace]:
+    return [
+        _trace(
+            f"hopeless at B = {batch_size}, {title}", [_phase(batch_size, rates["hopeless"], 2000)]
+        )
+        for batch_size in (1, 8, 32)
+        for title, rates in (("A", A), ("B", B))
     ]
 
 
