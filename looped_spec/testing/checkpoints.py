@@ -23,7 +23,8 @@ def fill_random(
     std: float = 0.1,
     adjust: Callable[[str, Tensor], object] | None = None,
 ) -> None:
-    """Fill matrices with normal numbers of deviation `std`, biases with 0 and other vectors with 1.
+    """Fill matrices and biases with normal numbers of deviation `std`, and other vectors (the
+    weights of norms) with numbers from 0.8 to 1.2, so that no two of them can be mistaken.
 
     The same numbers for the same seed, in the order of the parameters. `adjust` then gets each
     parameter by name and may change it in place: what recurs must be small, or the model amplifies
@@ -31,10 +32,10 @@ def fill_random(
     """
     dice = torch.Generator().manual_seed(seed)
     for name, parameter in module.named_parameters():
-        if parameter.ndim > 1:
+        if parameter.ndim > 1 or name.endswith("bias"):
             parameter.normal_(0.0, std, generator=dice)
         else:
-            parameter.fill_(0.0 if name.endswith("bias") else 1.0)
+            parameter.uniform_(0.8, 1.2, generator=dice)
         if adjust is not None:
             adjust(name, parameter)
 
