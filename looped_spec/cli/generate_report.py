@@ -137,6 +137,7 @@ def _document(
         "full_loops": llm.full_loops,
         "num_speculative_tokens": candidate.num_speculative_tokens,
         "draft_loops": candidate.draft_loops,
+        "cache_tokens": llm.engine.runner.pool.num_blocks * llm.engine.runner.pool.block_size,
         "prompts": list(prompts),
         "outputs": [dataclasses.asdict(output) for output in outputs],
         "machine": _machine(llm),

@@ -1,21 +1,25 @@
 """Defects that users met in the official code of Huginn, and that this one must not have.
 
-The numbers are those of the project's list of such reports; each test names the symptom. Number 15
-(early exit that silently drops context) concerns a way of running that does not exist here yet.
+The numbers are those of the project's list of such reports; each test names the symptom.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from golden import golden_prompts
-from huginn_models import FOLDERS, ZEROS, continuation, read_config
+from huginn_models import FOLDERS, ZEROS, continuation, load, read_config
 
 from looped_spec import LLM, SamplingParams
 from looped_spec.errors import CapacityError, ConfigError
+from looped_spec.runtime.early_exit import ExitRule, exit_round
+from looped_spec.runtime.sampler import SamplingMode, SamplingTensors
+from looped_spec.testing.stages import StageBench
 
 FOLDER = FOLDERS[0]
 PROMPTS = [[5], [7, 8, 9, 10, 11, 12, 13, 14, 15], [20, 21, 22]]
@@ -121,3 +125,45 @@ def test_14_the_length_limit_is_a_clear_error_and_can_be_reached(llm: LLM) -> No
     assert len(output.token_ids) == 5
     llm.set_speculation(0)
     assert texts(llm, [prompt], greedy(100)) == [output.token_ids]
+
+
+def test_15_a_token_that_left_early_is_seen_at_every_deeper_loop() -> None:
+    """The official fallback drops such a token from the deeper loops of all that follow it."""
+    adapter, tokens = load(), torch.tensor([[5, 6, 7, 8, 9, 10]])
+    bench = StageBench(adapter, num_tokens=8)
+    ctx = bench.context(0, 4)
+    bench.readout(bench.states(tokens[:, :4], ctx)[-1], ctx)
+    one = torch.ones(1)
+    greedy = SamplingTensors(torch.tensor([0]), 0 * one, torch.tensor([0]), one, 0 * one)
+    out = exit_round(
+        adapter,
+        bench.context(4, 1),
+        bench.pool,
+        tokens[:, 4],
+        greedy,
+        rule=ExitRule("latent-diff", -math.inf, min_loops=2, max_loops=bench.full_loops),
+        mode=SamplingMode.GREEDY,
+    )
+    assert out.loops.tolist() == [2]
+    planes = adapter.kv_planes(bench.full_loops)
+    place = {(p.loop, p.layer): number for number, p in enumerate(planes) if p.loop is not None}
+    deeper = {number: p for number, p in enumerate(planes) if p.loop is not None and p.loop >= 2}
+    slot = int(bench.context(4, 1).slots)
+    for number, plane in deeper.items():
+        pairs = zip(
+            bench.pool.planes[number], bench.pool.planes[place[1, plane.layer]], strict=True
+        )
+        for found, last in pairs:
+            assert torch.equal(found.flatten(0, 1)[slot], last.flatten(0, 1)[slot])
+
+    def next_logits() -> torch.Tensor:
+        ctx = bench.context(5, 1)
+        return bench.readout(bench.states(tokens[:, 5:], ctx)[-1], ctx)
+
+    seen = next_logits()
+    for number in deeper:  # each of them is attended to
+        kept = [pages.clone() for pages in bench.pool.planes[number]]
+        bench.fill([number], slice(4, 5), 3.0)
+        assert not torch.equal(next_logits(), seen)
+        for pages, values in zip(bench.pool.planes[number], kept, strict=True):
+            pages.copy_(values)

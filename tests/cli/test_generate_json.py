@@ -37,6 +37,11 @@ def test_without_comparison_only_what_ran_is_reported(
     assert document["machine"]["device"] == "cpu"
 
 
+def test_how_many_tokens_the_cache_holds_is_told(generate: Generate) -> None:
+    sizes = ("--max-model-len", 32, "--max-num-seqs", 2, "--block-size", 16)
+    assert json.loads(generate(*ARGUMENTS, *sizes, "--json").out)["cache_tokens"] == 64
+
+
 def test_rates_without_any_draft_are_null(generate: Generate) -> None:
     done = generate("--prompt", "a", "--max-tokens", 1, "--num-speculative-tokens", 2, "--json")
     assert json.loads(done.out)["speculative"]["draft_acceptance_rate"] is None

@@ -1,0 +1,213 @@
+"""Early exit on a demo: loss and loops per token at several thresholds, and tokens per second.
+
+Beside the thresholds stand fixed depths: every token behind the prompt leaves after the same loop.
+A criterion is worth its score only where it has a lower loss than a fixed depth of as many loops.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from demo import machine
+from exit_quality import Quality, follow, summarize
+from tqdm import tqdm
+from workloads import Workload, add_text_flags, markdown, read_workloads, run_command
+
+from looped_spec import LLM, ModelAdapter, SamplingParams
+from looped_spec.errors import UnsupportedError, check_int
+from looped_spec.runtime.early_exit import ExitRule
+
+FULL = "full depth"
+FIXED = "fixed depth"
+
+
+def rules(criterion: str, thresholds: Sequence[float], loops: int) -> dict[tuple[str, float], Any]:
+    """Return the exit rules to compare under (criterion, threshold); full depth comes first."""
+    full = ExitRule(criterion, math.inf, 1, loops)
+    found: dict[tuple[str, float], ExitRule] = {(FULL, float(loops)): full}
+    for depth in range(1, loops):
+        found[FIXED, float(depth)] = replace(full, threshold=-math.inf, min_loops=depth)
+    for threshold in thresholds:
+        found[criterion, threshold] = replace(full, threshold=threshold)
+    return found
+
+
+def quality(
+    adapter: ModelAdapter,
+    works: Sequence[Workload],
+    prompt_tokens: int,
+    wanted: dict[tuple[str, float], ExitRule],
+) -> dict[tuple[str, float], Quality]:
+    """Measure every rule on all texts together."""
+    rows = [torch.tensor(work.rows) for work in works]
+    steps = sum(each.shape[1] - prompt_tokens - 1 for each in rows)
+    expected: list[torch.Tensor] = []
+    found = {}
+    with tqdm(total=steps * len(wanted), unit="step", desc="quality") as bar:
+        for name, rule in wanted.items():
+            parts = [follow(adapter, each, prompt_tokens, rule, bar.update) for each in rows]
+            expected = expected or [choices for _, _, choices in parts]
+            found[name] = summarize(parts, expected, rule.max_loops)
+    return found
+
+
+def speed(
+    model: str,
+    works: Sequence[Workload],
+    prompt_tokens: int,
+    settings: dict[tuple[str, float], dict[str, Any]],
+    args: argparse.Namespace,
+) -> dict[tuple[str, float], dict[str, Any]]:
+    """Time completions with every setting of `LLM`, in turn, `args.repeats` times."""
+    prompts = [row[:prompt_tokens] for work in works for row in work.rows[: args.timed_prompts]]
+    params = SamplingParams(max_tokens=args.max_tokens, temperature=0.0, ignore_eos=True)
+    llms = {
+        name: LLM(
+            model,
+            device="cpu",
+            dtype="float32",
+            num_threads=args.threads,
+            num_speculative_tokens=0,
+            max_num_seqs=args.batch_size,
+            max_model_len=prompt_tokens + args.max_tokens,
+            **options,
+        )
+        for name, options in settings.items()
+    }
+    rates: dict[tuple[str, float], list[float]] = {name: [] for name in llms}
+    loops: dict[tuple[str, float], float] = {}
+    for llm in llms.values():
+        llm.generate(prompts[:1], replace(params, max_tokens=8), use_tqdm=False)  # warm-up
+    with tqdm(total=args.repeats * len(llms), unit="run", desc="speed") as bar:
+        for repeat in range(args.repeats):
+            names = list(llms) if repeat % 2 == 0 else list(reversed(llms))
+            for name in names:
+                start = time.perf_counter()
+                outputs = llms[name].generate(prompts, params, use_tqdm=False)
+                seconds = time.perf_counter() - start
+                rates[name].append(sum(len(o.outputs[0].token_ids) for o in outputs) / seconds)
+                rounds = sum(output.metrics.num_rounds for output in outputs)
+                loops[name] = sum(output.metrics.num_loop_rows for output in outputs) / rounds
+                bar.update()
+    return {
+        name: {
+            "tokens_per_second": round(statistics.median(found), 1),
+            "tokens_per_second_least": round(min(found), 1),
+            "tokens_per_second_greatest": round(max(found), 1),
+            "loops_per_token_generated": round(loops[name], 3),
+        }
+        for name, found in rates.items()
+    }
+
+
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Lay the numbers out, one setting a row."""
+    timed = any("tokens_per_second" in row for row in rows)
+    heads = ["setting", "threshold", "loops per token", "loss", "agrees with full depth"]
+    lines = []
+    for row in rows:
+        line = [row["criterion"], f"{row['threshold']:g}", f"{row['mean_loops']:.2f}"]
+        line += [f"{row['loss']:.3f}", f"{row['agreement']:.3f}"]
+        if timed:
+            least, middle, most = (
+                row.get(f"tokens_per_second{end}") for end in ("_least", "", "_greatest")
+            )
+            line.append("" if middle is None else f"{middle:.0f} ({least:.0f} to {most:.0f})")
+        lines.append(line)
+    return markdown([*heads, *(["tokens/s, median (range)"] if timed else [])], lines)
+
+
+def parse(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Read the arguments."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    add = parser.add_argument
+    add("--model", default="demo:ouro", help="default: %(default)s")
+    add("--criterion", help="default: the model family's first")
+    add("--thresholds", type=float, nargs="+", required=True, metavar="t")
+    add_text_flags(parser)
+    add("--rows", type=int, default=48, help="of each text: %(default)s")
+    add("--prompt-tokens", type=int, default=32, help="of each row, at full depth: %(default)s")
+    add("--row-tokens", type=int, default=160, help="of each row in all: %(default)s")
+    timing = parser.add_argument_group("speed, of completions of the same prompts")
+    timing.add_argument("--repeats", type=int, default=0, help="0 times nothing: %(default)s")
+    timing.add_argument("--timed-prompts", type=int, default=4, help="of each text: %(default)s")
+    timing.add_argument("--max-tokens", type=int, default=64, help="of each: %(default)s")
+    timing.add_argument("--batch-size", type=int, default=1, help="requests at once: %(default)s")
+    add("--threads", type=int, default=1, help="CPU threads: %(default)s")
+    add("--json", type=Path, metavar="FILE", help="file to write the numbers to")
+    return parser.parse_args(argv)
+
+
+def run(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure everything, print the table, and return what the JSON file holds of it."""
+    for name in ("rows", "prompt_tokens", "timed_prompts", "max_tokens", "batch_size", "threads"):
+        check_int(f"--{name.replace('_', '-')}", getattr(args, name), 1)
+    check_int("--row-tokens", args.row_tokens, args.prompt_tokens + 2)
+    check_int("--repeats", args.repeats, 0)
+    torch.set_num_threads(args.threads)
+    llm = LLM(
+        args.model,
+        device="cpu",
+        dtype="float32",
+        num_threads=args.threads,
+        max_num_seqs=1,
+        num_speculative_tokens=0,
+    )
+    adapter, loops = llm.loaded.adapter, llm.full_loops
+    known = [criterion.name for criterion in adapter.capabilities.early_exit]
+    if not known:
+        raise UnsupportedError(f"{llm.loaded.name} declares no signal for early exit")
+    criterion = args.criterion or known[0]
+    works = read_workloads(args, llm.get_tokenizer(), args.rows, args.row_tokens)
+    wanted = rules(criterion, args.thresholds, loops)
+    found = quality(adapter, works, args.prompt_tokens, wanted)
+    timed: dict[tuple[str, float], dict[str, Any]] = {}
+    if args.repeats:
+        settings: dict[tuple[str, float], dict[str, Any]] = {(FULL, float(loops)): {}}
+        for threshold in args.thresholds:
+            settings[criterion, threshold] = {
+                "exit_criterion": criterion,
+                "exit_threshold": threshold,
+            }
+        timed = speed(args.model, works, args.prompt_tokens, settings, args)
+    rows: list[dict[str, Any]] = []
+    for name, result in found.items():
+        row = {"criterion": name[0], "threshold": name[1], **asdict(result)}
+        row |= timed.get(name, {})
+        rows.append(row)
+    print(table(rows))
+    return {
+        "model": args.model,
+        "full_loops": loops,
+        "rows": args.rows,
+        "row_tokens": args.row_tokens,
+        "prompt_tokens": args.prompt_tokens,
+        "timed": {
+            "repeats": args.repeats,
+            "prompts": args.timed_prompts * len(works),
+            "max_tokens": args.max_tokens,
+            "batch_size": args.batch_size,
+        },
+        "texts": {work.name: work.provenance for work in works},
+        "machine": machine(llm),
+        "results": rows,
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure and print the table."""
+    args = parse(argv)
+    return run_command("benchmarks/early_exit.py", argv, args.json, lambda: run(args))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
