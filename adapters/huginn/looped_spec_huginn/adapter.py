@@ -17,7 +17,7 @@ from looped_spec.adapter import (
     StageContext,
     loop_planes,
 )
-from looped_spec.errors import check_number
+from looped_spec.errors import UnsupportedError, check_number
 from looped_spec.layers.exit_scores import convergence_score
 from looped_spec.layers.initial_state import truncated_normal
 from looped_spec_huginn.config import read_config, unsupported_reason
@@ -42,9 +42,12 @@ class HuginnAdapter(ModelAdapter):
     recurrence starts from noise, as the model was trained. That noise is a function of the
     request's seed and the token's position, which makes greedy decoding repeatable; the option
     `init_scale` multiplies it, and 0 starts from zeros.
+
+    The option `lookup_strategy` bears the name of the official cache's argument, of whose values
+    only `full` is computed: a KV plane for every (loop, block).
     """
 
-    options: ClassVar[Mapping[str, Any]] = {"init_scale": 1.0}
+    options: ClassVar[Mapping[str, Any]] = {"init_scale": 1.0, "lookup_strategy": "full"}
 
     # The only published run that was faster than plain decoding drafts four tokens with four loops
     # each; below four loops the model card calls results very coarse.
@@ -54,6 +57,7 @@ class HuginnAdapter(ModelAdapter):
         self.config = read_config(config)
         self.init_scale = options.get("init_scale", self.options["init_scale"])
         check_number("init_scale", self.init_scale, 0)
+        _refuse_shared_planes(options.get("lookup_strategy", "full"))
         self.module: HuginnModel = HuginnModel(self.config)
         self.capabilities = CAPABILITIES
         self.extra_stop_token_ids = tuple(
@@ -158,3 +162,14 @@ class HuginnAdapter(ModelAdapter):
     def _log_probs(self, state: LoopState, ctx: StageContext) -> Tensor:
         """Return log probabilities [B, T, V] fp32 of every row, in prefill too."""
         return self._head(self._coda(state, ctx)).float().log_softmax(dim=-1)
+
+
+def _refuse_shared_planes(lookup_strategy: object) -> None:
+    """Raise for a policy by which loops read or write each other's keys and values."""
+    if lookup_strategy != "full":
+        raise UnsupportedError(
+            f"lookup_strategy {lookup_strategy!r} is not implemented (only 'full', keys and values "
+            "of its own for every loop): where loops share them, tokens that are verified in one "
+            "pass see other keys than tokens that are decoded one by one, so that speculation "
+            "would change the text"
+        )

@@ -26,7 +26,9 @@ _FEATURES = {
     "enable_double_loop_split": "LoopSplit",
     "loop_middle_layers": "LoopSplit",
     "loop_middle_repeats": "LoopSplit",
-    "loop_share_kv": "sharing keys and values between loops",
+    # Tokens of one pass see each other at the same loop, tokens one by one each other's last loop.
+    "loop_share_kv": "sharing keys and values between loops, by which speculation would change the "
+    "text (tokens verified in one pass see other keys than tokens decoded one by one),",
     "enable_mhc": "hyper-connections (mHC)",
     "enable_hyper_connection": "hyper-connections",
     "enable_h_res_identity": "hyper-connections",
