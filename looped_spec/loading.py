@@ -63,13 +63,14 @@ def load_adapter(
     seed: int = 0,
     revision: str | None = None,
     plugins: PluginManager | None = None,
-    check: Callable[[ModelAdapter], object] | None = None,
+    check: Callable[[ModelAdapter, torch.device, torch.dtype], object] | None = None,
 ) -> LoadedModel:
     """Load `model` (see `resolve_model_source`), for "dummy" with random weights.
 
     Everything that can be wrong is checked before weights are downloaded or allocated, cheap things
-    first; so does `check`, which gets the adapter without weights and raises to refuse it. `seed`
-    is that of the dummy weights. `plugins` are by default those of the environment.
+    first; so does `check`, which gets the adapter without weights, the device and the dtype, and
+    raises to refuse them. `seed` is that of the dummy weights. `plugins` are by default those of
+    the environment.
     """
     if load_format not in LOAD_FORMATS:
         raise ConfigError(
@@ -84,7 +85,7 @@ def load_adapter(
     chosen_dtype = choose_dtype(dtype, config, chosen_device)
     adapter = build_adapter(config, source.name, manager, adapter_options or {})
     if check is not None:
-        check(adapter)
+        check(adapter, chosen_device, chosen_dtype)
     if load_format == "dummy":
         init_dummy_weights(adapter, chosen_device, chosen_dtype, seed)
     else:

@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from looped_spec.control.plan import MAX_SPECULATIVE_TOKENS
-from looped_spec.errors import ConfigError, UnsupportedError, check_int, reject_unknown
+from looped_spec.errors import (
+    ConfigError,
+    UnsupportedError,
+    check_int,
+    closest,
+    reject_unknown,
+)
+
+ATTENTION_BACKENDS = ("auto", "flash_attn", "triton", "varlen", "sdpa")
 
 
 def _option(default: Any, text: str) -> Any:
@@ -59,12 +67,23 @@ class EngineOptions:
     max_num_batched_tokens: int = _option(
         2048, "most prompt tokens computed in one step, less those that decode"
     )
-    block_size: int = _option(16, "tokens per block of the key/value cache")
+    block_size: int | None = _option(
+        None,
+        "tokens per block of the key/value cache; default: what the attention backend suits, 16 or "
+        "256",
+    )
     kv_cache_memory_bytes: int | None = _option(
         None,
         "bytes for the key/value cache; default: 0.85 of free GPU memory, or a quarter of the RAM",
     )
-    attention_backend: str = _option("auto", "auto or sdpa")
+    attention_backend: str = _option(
+        "auto", f"{', '.join(ATTENTION_BACKENDS[:-1])} or {ATTENTION_BACKENDS[-1]}"
+    )
+    attention_num_splits: int = _option(
+        0,
+        "parts that a GPU reads a long context in at once; 0 lets the attention backend choose, 1 "
+        "keeps a row's attention independent of how many requests share its batch",
+    )
     load_format: str = _option("auto", "auto reads the checkpoint, dummy makes random weights")
     seed: int = _option(0, "seed of requests that bring none, and of dummy weights")
     revision: str | None = _option(None, "branch, tag or commit of a hub model")
@@ -78,6 +97,7 @@ class EngineOptions:
             ("max_num_batched_tokens", 1, 2**31),
             ("block_size", 1, 2**16),
             ("kv_cache_memory_bytes", 1, 2**50),
+            ("attention_num_splits", 0, 32),
             ("num_speculative_tokens", 0, MAX_SPECULATIVE_TOKENS),
             ("draft_loops", None, None),  # the range depends on the model
             ("full_loops", None, None),
@@ -87,10 +107,16 @@ class EngineOptions:
         ):
             if getattr(self, name) is not None or self._default(name) is not None:
                 check_int(name, getattr(self, name), low, high)
-        for name, known in (("policy", ("static",)), ("load_format", ("auto", "dummy"))):
-            if getattr(self, name) not in known:
+        for name, known in (
+            ("policy", ("static",)),
+            ("load_format", ("auto", "dummy")),
+            ("attention_backend", ATTENTION_BACKENDS),
+        ):
+            value = getattr(self, name)
+            if value not in known:
                 raise ConfigError(
-                    f"{name} must be one of {', '.join(known)}, got {getattr(self, name)!r}"
+                    f"{name} must be one of {', '.join(known)}, "
+                    f"got {value!r}{closest(str(value), known)}"
                 )
         if self.draft_loops is not None and self.num_speculative_tokens is None:
             raise ConfigError("draft_loops needs num_speculative_tokens: how many tokens to draft")

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 from tqdm.auto import tqdm
 
+from looped_spec.adapter import ModelAdapter
 from looped_spec.control.plan import Candidate
 from looped_spec.control.static import StaticPolicy
 from looped_spec.errors import ConfigError, UnsupportedError
 from looped_spec.loading import LoadedModel, load_adapter
 from looped_spec.options import EngineOptions
-from looped_spec.runtime.attention import AttentionBackend, make_backend
+from looped_spec.runtime.attention import AttentionChoice, AttentionNeeds, choose_attention
 from looped_spec.runtime.engine import Engine
 from looped_spec.runtime.kv_cache import KVPool
 from looped_spec.runtime.outputs import RequestOutput, StreamChunk
@@ -59,8 +60,13 @@ class LLM:
     def __init__(self, model: str | os.PathLike[str], **options: Any) -> None:
         self.options = EngineOptions.from_kwargs(options)
         opts = self.options
-        backend = make_backend(opts.attention_backend)
-        plans: list[RunPlan] = []
+        plans: list[tuple[RunPlan, AttentionChoice]] = []
+
+        def check(adapter: ModelAdapter, device: torch.device, dtype: torch.dtype) -> None:
+            plan = plan_run(opts, adapter)
+            needs = AttentionNeeds.of(opts, adapter.kv_planes(plan.full_loops), device, dtype)
+            plans.append((plan, choose_attention(opts.attention_backend, needs)))
+
         self.loaded = load_adapter(
             model if isinstance(model, str) else Path(model),
             device=opts.device,
@@ -69,9 +75,9 @@ class LLM:
             adapter_options=opts.adapter_options,
             seed=opts.seed,
             revision=opts.revision,
-            check=lambda adapter: plans.append(plan_run(opts, adapter)),
+            check=check,
         )
-        (plan,) = plans
+        ((plan, attention),) = plans
         _set_threads(opts.num_threads, self.loaded)
         self.full_loops = plan.full_loops
         self._policy = StaticPolicy(plan.candidate)
@@ -90,17 +96,20 @@ class LLM:
                 }
             )
         )
-        self.engine = self._make_engine(plan, backend)
+        self.engine = self._make_engine(plan, attention)
 
-    def _make_engine(self, plan: RunPlan, backend: AttentionBackend) -> Engine:
+    def _make_engine(self, plan: RunPlan, attention: AttentionChoice) -> Engine:
         opts, loaded = self.options, self.loaded
-        size = size_cache(opts, loaded.adapter, plan.full_loops, loaded.dtype, loaded.device)
+        block_size = attention.block_size
+        size = size_cache(
+            opts, loaded.adapter, plan.full_loops, block_size, loaded.dtype, loaded.device
+        )
         self.max_model_len = size.max_model_len
         logger.info(
             "%s: %d loops, cache of %d tokens in %d blocks (%.0f MiB), %s, stops at tokens %s",
             loaded.name,
             plan.full_loops,
-            size.num_blocks * opts.block_size,
+            size.num_blocks * block_size,
             size.num_blocks,
             size.num_bytes / 2**20,
             _how(plan),
@@ -109,14 +118,14 @@ class LLM:
         pool = KVPool(
             loaded.adapter.kv_planes(plan.full_loops),
             size.num_blocks,
-            opts.block_size,
+            block_size,
             loaded.dtype,
             loaded.device,
         )
         runner = ModelRunner(
             loaded.adapter,
             pool,
-            backend,
+            attention.backend,
             full_loops=plan.full_loops,
             max_num_seqs=opts.max_num_seqs,
             max_model_len=size.max_model_len,
@@ -125,7 +134,7 @@ class LLM:
         )
         scheduler = Scheduler(
             size.num_blocks,
-            opts.block_size,
+            block_size,
             opts.max_num_seqs,
             opts.max_num_batched_tokens,
             # Computing a prompt again at full depth would undo the exits of the tokens behind it.

@@ -36,11 +36,12 @@ def size_cache(
     options: EngineOptions,
     adapter: ModelAdapter,
     full_loops: int,
+    block_size: int,
     dtype: torch.dtype,
     device: torch.device,
 ) -> CacheSize:
-    """Decide how many blocks to allocate: what all sequences at full length need, within the memory
-    given.
+    """Decide how many blocks of `block_size` tokens to allocate: what all sequences at full length
+    need, within the memory given.
 
     Raises:
         CapacityError: the memory does not hold one sequence of the length asked for.
@@ -48,7 +49,7 @@ def size_cache(
     memory = options.kv_cache_memory_bytes
     if memory is None:
         memory = _default_memory(device)
-    size = _plan(options, adapter, full_loops, dtype, memory)
+    size = _plan(options, adapter, full_loops, block_size, dtype, memory)
     limit = adapter.geometry.max_model_len
     if options.max_model_len is None and size.max_model_len < limit:
         logger.warning(
@@ -65,10 +66,10 @@ def _plan(
     options: EngineOptions,
     adapter: ModelAdapter,
     full_loops: int,
+    block_size: int,
     dtype: torch.dtype,
     memory_bytes: int,
 ) -> CacheSize:
-    block_size = options.block_size
     wanted = options.max_model_len or adapter.geometry.max_model_len
     block_bytes = bytes_per_block(adapter.kv_planes(full_loops), block_size, dtype)
     affordable = memory_bytes // block_bytes

@@ -9,7 +9,7 @@ import torch
 from looped_spec.adapter import ModelAdapter
 from looped_spec.control.plan import Candidate
 from looped_spec.control.static import StaticPolicy
-from looped_spec.runtime.attention import make_backend
+from looped_spec.runtime.attention import SdpaBackend
 from looped_spec.runtime.early_exit import ExitRule
 from looped_spec.runtime.engine import Engine
 from looped_spec.runtime.kv_cache import KVPool, blocks_for
@@ -48,7 +48,7 @@ def make_engine(
     runner = ModelRunner(
         adapter,
         pool,
-        make_backend("sdpa"),
+        SdpaBackend(),
         full_loops=depth,
         max_num_seqs=max_num_seqs,
         max_model_len=length,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from looped_spec.adapter import LoopState, ModelAdapter
-from looped_spec.runtime.attention import PagedContext, PagedRows, make_backend
+from looped_spec.runtime.attention import PagedContext, PagedRows, SdpaBackend
 from looped_spec.runtime.kv_cache import KVPool, blocks_for
 
 _BLOCK_SIZE = 4
@@ -105,7 +105,7 @@ class StageBench:
             limits = start + last + 1
         ctx = WatchedContext(
             self.pool,
-            make_backend("sdpa"),
+            SdpaBackend(),
             PagedRows(self._tables, limits, self._seeds),
             positions,
             total_loops or self.full_loops,

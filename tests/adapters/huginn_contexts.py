@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from looped_spec_huginn.adapter import HuginnAdapter
 
-from looped_spec.runtime.attention import PagedContext, PagedRows, make_backend
+from looped_spec.runtime.attention import PagedContext, PagedRows, SdpaBackend
 from looped_spec.runtime.kv_cache import KVPool
 
 BLOCK_SIZE = 4
@@ -32,4 +32,4 @@ def paged(
         torch.tensor([0]),
     )
     positions = torch.arange(start, stop)[None]
-    return kind(pool, make_backend("sdpa"), rows, positions, total_loops)
+    return kind(pool, SdpaBackend(), rows, positions, total_loops)

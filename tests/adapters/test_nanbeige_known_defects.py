@@ -20,7 +20,7 @@ from nanbeige_models import RELEASE, TINY, plain_logits, tiny_config, write_tiny
 from looped_spec import LLM, SamplingParams
 from looped_spec.adapter import ModelAdapter
 from looped_spec.loading import load_adapter
-from looped_spec.runtime.attention import PagedContext, PagedRows, make_backend
+from looped_spec.runtime.attention import PagedContext, PagedRows, SdpaBackend
 from looped_spec.runtime.kv_cache import KVPool, bytes_per_block
 from looped_spec.testing.dense import DenseContext
 from looped_spec.testing.engine import make_engine, run_all
@@ -196,7 +196,7 @@ def test_21_prefill_in_chunks_equals_prefill_at_once(chunks: list[int]) -> None:
     parts, start = [], 0
     for size in chunks:
         where = torch.arange(start, start + size)[None]
-        ctx = PagedContext(pool, make_backend("sdpa"), rows, where, 2)
+        ctx = PagedContext(pool, SdpaBackend(), rows, where, 2)
         state = adapter.prelude(torch.tensor([TOKENS[start : start + size]]), ctx)
         for index in range(2):
             state = adapter.loop(state, index, ctx)

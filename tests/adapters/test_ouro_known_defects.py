@@ -18,7 +18,7 @@ from looped_spec_ouro.adapter import OuroAdapter
 
 from looped_spec import LLM, SamplingParams
 from looped_spec.loading import load_adapter
-from looped_spec.runtime.attention import PagedContext, PagedRows, make_backend
+from looped_spec.runtime.attention import PagedContext, PagedRows, SdpaBackend
 from looped_spec.runtime.kv_cache import KVPool
 from looped_spec.testing.dense import DenseContext
 from looped_spec.testing.oracle import dense_logits
@@ -39,7 +39,7 @@ def _paged(adapter: OuroAdapter, positions: torch.Tensor, pool: KVPool) -> Paged
     rows = PagedRows(
         torch.arange(1, 13)[None], torch.tensor([48]), torch.zeros(1, dtype=torch.int64)
     )
-    return PagedContext(pool, make_backend("sdpa"), rows, positions, 4)
+    return PagedContext(pool, SdpaBackend(), rows, positions, 4)
 
 
 @torch.no_grad()

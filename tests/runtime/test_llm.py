@@ -128,7 +128,7 @@ def test_without_a_length_asked_for_the_cache_decides_it(caplog: pytest.LogCaptu
         ({"full_loops": 5}, "full_loops must be between 1 and 4"),
         ({"full_loops": 1}, "full_loops of at least 2"),
         ({"policy": "greedy"}, "policy must be one of static"),
-        ({"attention_backend": "sdp"}, r"one of auto, sdpa, got 'sdp' \(did you mean 'sdpa'"),
+        ({"attention_backend": "sdp"}, r"varlen, sdpa, got 'sdp' \(did you mean 'sdpa'"),
         ({"max_model_len": 1000}, "at most 256"),
         ({"block_size": 0}, "block_size must be between 1 and 65536, got 0"),
         ({"max_num_seqs": True}, "max_num_seqs must be an integer, got True"),
@@ -144,7 +144,7 @@ def test_a_wrong_option_is_refused_with_name_and_range(
 def test_the_signature_lists_every_option_with_its_default() -> None:
     parameters = inspect.signature(LLM).parameters
     assert next(iter(parameters)) == "model"
-    assert parameters["block_size"].default == 16
+    assert parameters["block_size"].default is None
     assert parameters["device"].default == "auto"
 
 

@@ -1,122 +1,16 @@
-"""What the stages see of the cache (`PagedContext`), and the backends that compute attention over
-it."""
+"""What the stages see of the cache."""
 
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from looped_spec.adapter import PerRow
-from looped_spec.errors import ConfigError, closest
+from looped_spec.runtime.attention.backend import AttentionBackend, PagedRows
 from looped_spec.runtime.kv_cache import TRASH_BLOCK, KVPool
-
-
-@dataclass(frozen=True)
-class PagedRows:
-    """Which requests the rows of a call belong to.
-
-    Attributes:
-        block_tables: [B, W] int64, the blocks of each request in order; unused columns hold the
-            trash block.
-        limits: [B] int64, positions from here on write to the trash block.
-        seeds: [B] int64, the requests' seeds.
-    """
-
-    block_tables: Tensor
-    limits: Tensor
-    seeds: Tensor
-
-
-class AttentionBackend(ABC):
-    """Attention of new rows over the pages of their own requests. A position sees itself and all
-    before it."""
-
-    name: str
-
-    @abstractmethod
-    def prepare(self, positions: Tensor, rows: PagedRows, pool: KVPool) -> Any:
-        """Compute what all planes share: called once per context."""
-
-    @abstractmethod
-    def column(self, prepared: Any, index: int) -> Any:
-        """Return what `prepare` would give for row `index` of each request alone."""
-
-    @abstractmethod
-    def select(self, prepared: Any, requests: Tensor) -> Any:
-        """Return what `prepare` would give for some of the requests ([N] int64) alone."""
-
-    @abstractmethod
-    def attend(
-        self, q: Tensor, k_pages: Tensor, v_pages: Tensor, prepared: Any, scale: float | None
-    ) -> Tensor:
-        """Attend q ([B, T, heads, head_dim]) over pages [num_blocks, block_size, kv_heads,
-        head_dim]."""
-
-
-class SdpaBackend(AttentionBackend):
-    """The reference, for any device: gathers each request's pages and calls torch's own
-    attention."""
-
-    name = "sdpa"
-
-    def prepare(self, positions: Tensor, rows: PagedRows, pool: KVPool) -> tuple[Tensor, Tensor]:
-        """Return the flat table [B * W] and the additive mask [B, 1, T, W * block_size] (0 or
-        -inf)."""
-        width = rows.block_tables.shape[1] * pool.block_size
-        key_positions = torch.arange(width, device=positions.device)
-        hidden = key_positions > positions[:, None, :, None]
-        mask = torch.zeros(hidden.shape, dtype=pool.dtype, device=positions.device)
-        return rows.block_tables.reshape(-1), mask.masked_fill_(hidden, -torch.inf)
-
-    def column(self, prepared: Any, index: int) -> tuple[Tensor, Tensor]:
-        """Keep the table and one row of the mask."""
-        table, mask = prepared
-        return table, mask[:, :, index : index + 1]
-
-    def select(self, prepared: Any, requests: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep the tables and masks of some requests."""
-        table, mask = prepared
-        return table.view(mask.shape[0], -1)[requests].reshape(-1), mask[requests]
-
-    def attend(
-        self, q: Tensor, k_pages: Tensor, v_pages: Tensor, prepared: Any, scale: float | None
-    ) -> Tensor:
-        """Gather, then scaled-dot-product attention with a mask; grouped queries where heads
-        differ."""
-        table, mask = prepared
-        batch, _, heads, head_dim = q.shape
-        kv_heads = k_pages.shape[2]
-        k, v = (
-            pages.index_select(0, table).view(batch, -1, kv_heads, head_dim).transpose(1, 2)
-            for pages in (k_pages, v_pages)
-        )
-        out = F.scaled_dot_product_attention(
-            q.transpose(1, 2), k, v, attn_mask=mask, scale=scale, enable_gqa=heads != kv_heads
-        )
-        return out.transpose(1, 2)
-
-
-_BACKENDS: dict[str, type[AttentionBackend]] = {SdpaBackend.name: SdpaBackend}
-
-
-def make_backend(name: str) -> AttentionBackend:
-    """Return the backend called `name`; `auto` takes the best one for this machine."""
-    if name == "auto":
-        return SdpaBackend()
-    if name not in _BACKENDS:
-        known = ["auto", *_BACKENDS]
-        raise ConfigError(
-            f"attention_backend must be one of {', '.join(known)}, "
-            f"got '{name}'{closest(name, known)}"
-        )
-    return _BACKENDS[name]()
 
 
 class PagedContext:
