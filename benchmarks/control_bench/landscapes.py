@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 from looped_spec.control.plan import PLAIN, Candidate
 from looped_spec.control.trace import Survival, TracePhase
@@ -16,6 +17,9 @@ from looped_spec.control.trace import Survival, TracePhase
 FULL_LOOPS = 4
 LOOP_MS = 1.2
 OTHER_LOOPS = 0.25
+SHADOW_SHARE = 0.1
+"""Time of reading out one more depth, over that of one loop pass."""
+
 DECAY = 0.98
 """Conditional acceptance of a position over that of the one before."""
 
@@ -55,6 +59,7 @@ def survival(rates: Sequence[float], decay: float = DECAY, longest: int = LONGES
     return found
 
 
+@cache
 def round_ms(batch_size: int, candidate: Candidate, full_loops: int = FULL_LOOPS) -> float:
     """Return the time of a round of the formula above."""
     k, d = candidate.num_speculative_tokens, candidate.draft_loops
@@ -70,17 +75,13 @@ def phase(
     rounds: int = 400,
     *,
     context_tokens: int = 512,
-    shadow_share: float | None = None,
+    shadow_share: float | None = SHADOW_SHARE,
     cohort_change: bool = False,
     arms: Sequence[Candidate] = ARMS,
-    scale: float = 1.0,
 ) -> TracePhase:
-    """Return a phase of a landscape; `shadow_share` is a shadow readout's time in loop passes.
-
-    `scale` multiplies the time of every round.
-    """
+    """Return a phase of a landscape; `shadow_share` is a shadow readout's time in loop passes."""
     depths = {candidate.draft_loops for candidate in arms}
-    cost = {candidate: scale * round_ms(batch_size, candidate) for candidate in arms}
+    cost = {candidate: round_ms(batch_size, candidate) for candidate in arms}
     return TracePhase(
         rounds=rounds,
         batch_size=batch_size,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 
 from control_bench.landscapes import ARMS, FULL_LOOPS, A, B, Rates, phase
 from control_bench.published import replays
@@ -27,17 +28,15 @@ SUITES: Mapping[str, str] = {
 
 LETTERED = ("a", "b", "c", "d", "e", "f", "g")
 
-SHADOW_SHARE = 0.1
-"""Time of a shadow readout over that of one loop pass."""
-
 COST_NOISE = 0.03
 """Coefficient of variation of measured round times, in every suite but the scenarios."""
 
 
-def suite(name: str, scale: float = 1.0) -> list[Trace]:
+@cache
+def suite(name: str, scale: float = 1.0) -> tuple[Trace, ...]:
     """Return a suite's traces, with `scale` times as many rounds in each phase.
 
-    Each phase says what a shadow readout costs; `without_shadows` takes that out.
+    Those of the formula say what a shadow readout costs; `without_shadows` takes that out.
     """
     makers: Mapping[str, Callable[[], list[Trace]]] = {
         "a": _ramps,
@@ -52,7 +51,7 @@ def suite(name: str, scale: float = 1.0) -> list[Trace]:
         "h": _hopeless,
     }
     traces = makers[name]()
-    return [_scaled(trace, scale) for trace in traces] if scale != 1 else traces
+    return tuple(_scaled(trace, scale) if scale != 1 else trace for trace in traces)
 
 
 def without_shadows(trace: Trace) -> Trace:
@@ -70,7 +69,7 @@ def _trace(name: str, phases: Sequence[TracePhase]) -> Trace:
 
 
 def _phase(batch_size: int, rates: Rates, rounds: int = 400) -> TracePhase:
-    return phase(batch_size, rates, rounds, shadow_share=SHADOW_SHARE)
+    return phase(batch_size, rates, rounds)
 
 
 def _landscape_a() -> list[TracePhase]:

@@ -10,7 +10,6 @@ sampled ones are kept beside them.
 from __future__ import annotations
 
 import random
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ from looped_spec.control.plan import (
     ShadowCounts,
     SpeculationPlan,
 )
-from looped_spec.control.trace import Trace, TracePhase
+from looped_spec.control.trace import PhaseNumbers, Trace, TracePhase
 
 PREFILL_TOKENS = 256
 """Prompt tokens that a round with prefill says it computed."""
@@ -161,38 +160,6 @@ class FixedPlans:
         """Learn nothing."""
 
 
-class _Tables:
-    """A phase's numbers in the form that the loop over rounds wants."""
-
-    def __init__(self, phase: TracePhase) -> None:
-        self.tokens = {c: phase.batch_size * phase.expected_tokens(c) for c in phase.cost_ms}
-        self.cost = dict(phase.cost_ms)
-        self.best_rate = phase.rate(phase.best())
-        self.plain_rate = phase.rate(PLAIN)
-        # Negated, since bisect wants ascending numbers: bisect_left finds how many s_i are > u.
-        self.negated = [
-            {d: [-rate for rate in rates] for d, rates in survival.items()}
-            for survival in phase.requests
-        ]
-
-    def rate(self, candidate: Candidate | None) -> float:
-        """Return the tokens per millisecond of a candidate, of the best one for None."""
-        if candidate is None:
-            return self.best_rate
-        return self.tokens[candidate] / self.cost[candidate]
-
-    def accepted(self, candidate: Candidate, draws: Sequence[float]) -> tuple[int, ...]:
-        """Return how many drafts each request keeps, one u in [0, 1) per request."""
-        k, d = candidate.num_speculative_tokens, candidate.draft_loops
-        if k == 0:
-            return (0,) * len(draws)
-        if len(self.negated) == 1:
-            rates = self.negated[0][d]
-            return tuple([bisect_left(rates, -u, 0, k) for u in draws])
-        kinds = [kind[d] for kind in self.negated]
-        return tuple([bisect_left(kinds[i % len(kinds)], -u, 0, k) for i, u in enumerate(draws)])
-
-
 class _Simulation:
     """One run; its state is what lies between two rounds."""
 
@@ -214,7 +181,7 @@ class _Simulation:
 
     def phase(self, phase: TracePhase) -> None:
         """Run the rounds of a phase."""
-        tables = _Tables(phase)
+        numbers = phase.numbers
         result = PhaseRun(phase.rounds)
         batch_size = phase.batch_size
         new_requests = batch_size if phase.cohort_change else max(0, batch_size - self._batch_size)
@@ -223,15 +190,15 @@ class _Simulation:
         changes = []
         first_on = -1
         draw = self._draw
-        candidate, tokens, cost_ms = PLAIN, tables.tokens[PLAIN], tables.cost[PLAIN]
+        candidate, tokens, cost_ms = PLAIN, numbers.tokens[PLAIN], numbers.cost[PLAIN]
         for number in range(phase.rounds):
             plan = self._plan(phase, new_requests)
             new_requests = 0
             if plan.candidate is not candidate:
                 candidate = plan.candidate
-                tokens, cost_ms = tables.tokens[candidate], tables.cost[candidate]
-            accepted = tables.accepted(candidate, [draw() for _ in range(batch_size)])
-            shadows = self._shadows(phase, tables, plan, accepted) if plan.shadow_depths else ()
+                tokens, cost_ms = numbers.tokens[candidate], numbers.cost[candidate]
+            accepted = numbers.accepted(candidate, [draw() for _ in range(batch_size)])
+            shadows = self._shadows(phase, numbers, plan, accepted) if plan.shadow_depths else ()
             shadow_ms = len(shadows) * (phase.shadow_ms or 0.0)
             time_ms = cost_ms + shadow_ms
             k = candidate.num_speculative_tokens
@@ -243,19 +210,19 @@ class _Simulation:
             result.time_ms += time_ms
             result.probe_ms += shadow_ms
             result.off_rounds += k == 0
-            good[number] = tokens >= 0.95 * tables.best_rate * time_ms
+            good[number] = tokens >= 0.95 * numbers.best_rate * time_ms
             if k and not plan.probe and first_on < 0:
                 first_on = number
             if plan.probe:
-                lost_ms = time_ms - shadow_ms - tokens / tables.rate(self._held)
+                lost_ms = time_ms - shadow_ms - tokens / numbers.rate(self._held)
                 result.probe_ms += max(0.0, lost_ms)
             elif candidate is not self._held:
                 if self._held is not None and candidate != self._held:
                     changes.append(number)
                 self._held = candidate
             self._deliver(phase, plan, accepted, shadows, time_ms, result)
-        result.best_ms = result.tokens / tables.best_rate
-        result.plain_ms = result.tokens / tables.plain_rate
+        result.best_ms = result.tokens / numbers.best_rate
+        result.plain_ms = result.tokens / numbers.plain_rate
         result.settled = settled_from(good)
         result.first_on = first_on if first_on >= 0 else phase.rounds
         result.switches = len(changes)
@@ -276,10 +243,13 @@ class _Simulation:
         return plan
 
     def _shadows(
-        self, phase: TracePhase, tables: _Tables, plan: SpeculationPlan, accepted: tuple[int, ...]
+        self,
+        phase: TracePhase,
+        numbers: PhaseNumbers,
+        plan: SpeculationPlan,
+        accepted: tuple[int, ...],
     ) -> tuple[ShadowCounts, ...]:
         """Sample what other depths would have chosen on the rows whose context was committed."""
-        k = plan.candidate.num_speculative_tokens
         if phase.shadow_ms is None or not plan.shadow_depths:
             return ()
         found = []
@@ -288,7 +258,7 @@ class _Simulation:
             if known:
                 rows = tuple([min(a + 1, known) for a in accepted])
                 draws = [self._shadow_draw() for _ in accepted]
-                kept = tables.accepted(Candidate(min(k + 1, known), depth), draws)
+                kept = numbers.right(depth, plan.candidate, accepted, draws)
                 found.append(ShadowCounts(depth, rows, tuple(map(min, kept, rows))))
         return tuple(found)
 

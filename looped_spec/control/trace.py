@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from looped_spec.control.plan import Candidate
+from looped_spec.control.plan import PLAIN, Candidate
 
 Survival = Mapping[int, tuple[float, ...]]
 """Draft depth d -> s_1, s_2, ...; s_i = P(the first i drafts of depth d are all accepted)."""
@@ -72,7 +74,72 @@ class TracePhase:
 
     def best(self) -> Candidate:
         """Return the candidate with the highest rate; the first of them on a tie."""
-        return max(self.cost_ms, key=self.rate)
+        return self.numbers.best
+
+    @cached_property
+    def numbers(self) -> PhaseNumbers:
+        """The phase as the simulator wants it, worked out once."""
+        return PhaseNumbers(self)
+
+
+class PhaseNumbers:
+    """A phase's numbers in the form that the loop over rounds wants.
+
+    Attributes:
+        tokens: candidate -> expected tokens of the batch in a round.
+        cost: candidate -> milliseconds of a round.
+        best: the candidate with the highest rate.
+        best_rate: its tokens per millisecond.
+        plain_rate: those of plain decoding.
+    """
+
+    def __init__(self, phase: TracePhase) -> None:
+        self.tokens = {c: phase.batch_size * phase.expected_tokens(c) for c in phase.cost_ms}
+        self.cost = dict(phase.cost_ms)
+        rates = {c: tokens / self.cost[c] for c, tokens in self.tokens.items()}
+        self.best = max(rates, key=lambda c: rates[c])
+        self.best_rate = rates[self.best]
+        self.plain_rate = rates[PLAIN]
+        # Negated, since bisect wants ascending numbers: bisect_left finds how many s_i are > u.
+        self._negated = [
+            {d: [-rate for rate in rates] for d, rates in survival.items()}
+            for survival in phase.requests
+        ]
+
+    def rate(self, candidate: Candidate | None) -> float:
+        """Return the tokens per millisecond of a candidate, of the best one for None."""
+        if candidate is None:
+            return self.best_rate
+        return self.tokens[candidate] / self.cost[candidate]
+
+    def accepted(self, candidate: Candidate, draws: Sequence[float]) -> tuple[int, ...]:
+        """Return how many drafts each request keeps, by one u in [0, 1) per request."""
+        k, d = candidate.num_speculative_tokens, candidate.draft_loops
+        if k == 0:
+            return (0,) * len(draws)
+        if len(self._negated) == 1:
+            rates = self._negated[0][d]
+            return tuple([bisect_left(rates, -u, 0, k) for u in draws])
+        kinds = [kind[d] for kind in self._negated]
+        return tuple([bisect_left(kinds[i % len(kinds)], -u, 0, k) for i, u in enumerate(draws)])
+
+    def right(
+        self, depth: int, ran: Candidate, accepted: Sequence[int], draws: Sequence[float]
+    ) -> tuple[int, ...]:
+        """Return how many leading rows a shadow readout gets right, by one u per request.
+
+        Depths are independent of each other. The readout of the depth that ran is right in the rows
+        that were accepted and wrong in the one behind them, if there was a draft for it.
+        """
+        kinds = [kind[depth] for kind in self._negated]
+        if depth != ran.draft_loops:
+            return tuple([bisect_left(kinds[i % len(kinds)], -u) for i, u in enumerate(draws)])
+        k, found = ran.num_speculative_tokens, []
+        for i, (kept, u) in enumerate(zip(accepted, draws, strict=True)):
+            rates = kinds[i % len(kinds)]
+            is_next_right = kept == k < len(rates) and u * rates[k - 1] > rates[k]
+            found.append(kept + is_next_right)
+        return tuple(found)
 
 
 @dataclass(frozen=True)

@@ -165,6 +165,26 @@ def test_shadow_depths_are_sampled_where_the_context_was_committed() -> None:
     assert probe_tax(run.phases) == pytest.approx(0.25 / 8.75)
 
 
+def test_the_depth_that_ran_is_right_in_the_accepted_rows() -> None:
+    trace = read_trace(document(phase(rounds=3000, shadow_ms=0.1)))
+    policy = Scripted(SpeculationPlan(0, Candidate(1, 1), shadow_depths=(1,)))
+    simulate(trace, policy, 0)
+    behind: Counter[int] = Counter()
+    for _, feedback in policy.told:
+        (shadow,) = feedback.shadow
+        for accepted, rows, right in zip(
+            feedback.accepted, shadow.proposed, shadow.accepted, strict=True
+        ):
+            assert rows == accepted + 1
+            if accepted:
+                behind[right - accepted] += 1
+            else:
+                assert right == 0
+    rate, total = 0.6 / 0.8, sum(behind.values())
+    assert set(behind) == {0, 1}
+    assert behind[1] / total == pytest.approx(rate, abs=5 * math.sqrt(rate * (1 - rate) / total))
+
+
 def test_plain_rounds_tell_of_first_drafts() -> None:
     trace = read_trace(document(phase(rounds=2000, shadow_ms=0.1)))
     policy = Scripted(SpeculationPlan(0, PLAIN, shadow_depths=(1, 2)))
