@@ -119,7 +119,9 @@ class ToyAdapter(ModelAdapter):
         hidden, embedded = state
         hidden = self.module.inject(torch.cat((hidden, embedded), dim=-1))
         if self.config["depth_conditioned"]:
-            hidden = hidden * (1 + self.module.depth_scale * index / ctx.total_loops)
+            # LoopFormer conditions on how far the run has come (arXiv 2602.11451).
+            progress = (index + 1) / ctx.total_loops
+            hidden = hidden * (1 + self.module.depth_scale * progress)
         for number, block in enumerate(self.module.stack):
             hidden = block(hidden, 2 + index * self.config["num_layers"] + number, ctx)
         return hidden, embedded

@@ -108,8 +108,8 @@ class GenerationChecks(TextChecks):
             requests = run_all(engine, prompts, params)
         except IndexError as error:
             raise AssertionError(
-                "a stage fails at positions beyond max_model_len, where drafts at the end of a text "
-                "and padding may lie: clamp what goes into a table"
+                "a stage fails at positions beyond max_model_len, where drafts at the end of a "
+                "text and padding may lie: clamp what goes into a table"
             ) from error
         for known, one, request in zip(prompts, params, requests, strict=True):
             expected = self.oracle_text(adapter, known, one)
