@@ -13,7 +13,6 @@ import os
 import platform
 import statistics
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -24,6 +23,7 @@ import torch
 
 from looped_spec import LLM, SamplingParams, __version__
 from looped_spec.errors import LoopedSpecError
+from looped_spec.offline.timing import Generated, in_turn, run_prompts
 
 HERE = Path(__file__).resolve().parent
 PROMPTS = HERE.parent / "examples" / "prompts.jsonl"
@@ -71,8 +71,8 @@ class Workload:
 
 def run(
     llm: LLM, candidate: tuple[int, int], work: Workload, max_tokens: int | None = None
-) -> tuple[Timing, list[list[int]]]:
-    """Complete all prompts and return the counts and the tokens of every prompt."""
+) -> tuple[Timing, list[Generated]]:
+    """Complete all prompts and return the counts and what came of every prompt."""
     llm.set_speculation(*candidate)
     params = [
         SamplingParams(
@@ -83,21 +83,15 @@ def run(
         )
         for seed in range(len(work.prompts))
     ]
-    outputs = []
-    start = time.perf_counter()
-    for first in range(0, len(work.prompts), work.batch_size):
-        batch = slice(first, first + work.batch_size)
-        outputs += llm.generate(work.prompts[batch], params[batch], use_tqdm=False)
-    seconds = time.perf_counter() - start
-    tokens = [output.outputs[0].token_ids for output in outputs]
+    done = run_prompts(llm, work.prompts, params, batch_size=work.batch_size)
     timing = Timing(
-        seconds=seconds,
-        num_tokens=sum(map(len, tokens)),
-        num_rounds=sum(output.metrics.num_rounds for output in outputs),
-        num_draft_tokens=sum(output.metrics.num_draft_tokens for output in outputs),
-        num_accepted_tokens=sum(output.metrics.num_accepted_tokens for output in outputs),
+        seconds=done.seconds,
+        num_tokens=done.num_tokens,
+        num_rounds=done.metrics.num_rounds,
+        num_draft_tokens=done.metrics.num_draft_tokens,
+        num_accepted_tokens=done.metrics.num_accepted_tokens,
     )
-    return timing, tokens
+    return timing, done.outputs
 
 
 def measure(
@@ -110,9 +104,9 @@ def measure(
     for repeat in range(repeats):
         for candidate in candidates:
             order = (PLAIN, candidate) if repeat % 2 == 0 else (candidate, PLAIN)
-            done = {way: run(llm, way, work) for way in order}
-            (plain, expected), (speculative, found) = done[PLAIN], done[candidate]
-            same = sum(a == b for a, b in zip(expected, found, strict=True))
+            done = in_turn(order, lambda way: run(llm, way, work), 1)
+            [(plain, expected)], [(speculative, found)] = done[PLAIN], done[candidate]
+            same = sum(a.token_ids == b.token_ids for a, b in zip(expected, found, strict=True))
             pairs[candidate].append(Pair(plain, speculative, same, len(expected)))
         print(f"B={work.batch_size}: {repeat + 1} of {repeats}", file=sys.stderr)
     return pairs
@@ -166,16 +160,20 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def machine(llm: LLM) -> dict[str, Any]:
-    """Say what it ran on."""
+    """Say what a model ran on."""
+    facts = machine_facts(llm.loaded.device)
+    return facts | {"dtype": str(llm.loaded.dtype).removeprefix("torch.")}
+
+
+def machine_facts(device: torch.device) -> dict[str, Any]:
+    """Say what is known of the machine, and how busy it is."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
         names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
         cpu = names[0].partition(":")[2].strip() if names else cpu
-    device = llm.loaded.device
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
-        "dtype": str(llm.loaded.dtype).removeprefix("torch."),
         "cpu_count": os.cpu_count(),
         "torch_threads": torch.get_num_threads(),
         "load_average": [round(load, 2) for load in os.getloadavg()],

@@ -12,18 +12,27 @@ from looped_spec.version import __version__
 
 if TYPE_CHECKING:
     from looped_spec.adapter import ModelAdapter
+    from looped_spec.control.config import AdaptiveSpecConfig
     from looped_spec.hooks import hookimpl
     from looped_spec.runtime.llm import LLM
     from looped_spec.sampling_params import SamplingParams
 
 _HOMES = {
+    "AdaptiveSpecConfig": "looped_spec.control.config",
     "LLM": "looped_spec.runtime.llm",
     "ModelAdapter": "looped_spec.adapter",
     "SamplingParams": "looped_spec.sampling_params",
     "hookimpl": "looped_spec.hooks",
 }
 
-__all__ = ["LLM", "ModelAdapter", "SamplingParams", "__version__", "hookimpl"]
+__all__ = [
+    "LLM",
+    "AdaptiveSpecConfig",
+    "ModelAdapter",
+    "SamplingParams",
+    "__version__",
+    "hookimpl",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,9 +7,10 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from looped_spec.control.config import POLICIES, AdaptiveSpecConfig
 from looped_spec.control.plan import MAX_SPECULATIVE_TOKENS
 from looped_spec.errors import (
     ConfigError,
@@ -23,7 +24,7 @@ ATTENTION_BACKENDS = ("auto", "flash_attn", "triton", "varlen", "sdpa")
 
 
 def _option(default: Any, text: str) -> Any:
-    return dataclasses.field(default=default, metadata={"help": text})
+    return field(default=default, metadata={"help": text})
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,8 @@ class EngineOptions:
     )
     num_speculative_tokens: int | None = _option(
         None,
-        "K, tokens drafted per round; 0 turns speculation off; default: what the model suggests",
+        "K, tokens drafted per round, the same in every round; 0 turns speculation off; default: "
+        "K and d are chosen anew for each round, by load and text",
     )
     draft_loops: int | None = _option(
         None, "d, loops per drafted token, 1 to full_loops - 1; default: what the model suggests"
@@ -59,7 +61,29 @@ class EngineOptions:
     )
     min_loops: int | None = _option(None, "early exit: least loops per token; default: 1")
     max_loops: int | None = _option(None, "early exit: most loops per token; default: full_loops")
-    policy: str = _option("static", "who chooses (K, d): static keeps the one given")
+    policy: str | None = _option(
+        None,
+        "who chooses K and d: goodput (most expected tokens per second), ema (thresholds of "
+        "acceptance) or static (the same in every round); default: static where K is given, else "
+        "goodput",
+    )
+    speculative_adaptive: bool | None = _option(
+        None,
+        "choose K and d anew for each round, even for a model that suggests no speculation; False "
+        "keeps what the model suggests",
+    )
+    speculative_adaptive_config: AdaptiveSpecConfig | Mapping[str, Any] | str | None = field(
+        default=None,
+        metadata={
+            "help": "what may be chosen and how: an AdaptiveSpecConfig, or the JSON of one as a "
+            "dict or a file"
+        },
+    )
+    speculative_config: Mapping[str, Any] | str | None = _option(
+        None,
+        "the same in vLLM's form, a dict or its JSON: num_speculative_tokens, draft_loops, and "
+        "num_speculative_tokens_per_batch_size with entries [start, end, K] or [start, end, K, d]",
+    )
     max_num_seqs: int = _option(32, "most requests that run at once")
     max_model_len: int | None = _option(
         None, "most tokens of prompt and output; default: the model's limit, or what memory holds"
@@ -108,19 +132,62 @@ class EngineOptions:
             if getattr(self, name) is not None or self._default(name) is not None:
                 check_int(name, getattr(self, name), low, high)
         for name, known in (
-            ("policy", ("static",)),
+            ("policy", (None, *POLICIES)),
             ("load_format", ("auto", "dummy")),
             ("attention_backend", ATTENTION_BACKENDS),
         ):
-            value = getattr(self, name)
+            value, names = getattr(self, name), [word for word in known if word]
             if value not in known:
                 raise ConfigError(
-                    f"{name} must be one of {', '.join(known)}, "
-                    f"got {value!r}{closest(str(value), known)}"
+                    f"{name} must be one of {', '.join(names)}, "
+                    f"got {value!r}{closest(str(value), names)}"
                 )
         if self.draft_loops is not None and self.num_speculative_tokens is None:
             raise ConfigError("draft_loops needs num_speculative_tokens: how many tokens to draft")
+        self._check_who_chooses()
         self._check_early_exit()
+
+    @property
+    def adapts(self) -> bool | None:
+        """Whether K and d are chosen anew for each round; None where nobody said."""
+        if self.speculative_adaptive is not None:
+            return self.speculative_adaptive
+        if self.speculative_adaptive_config is not None:
+            return True
+        if self.policy is not None:
+            return self.policy != "static"
+        given = self.num_speculative_tokens is not None or self.speculative_config is not None
+        return False if given else None
+
+    def _check_who_chooses(self) -> None:
+        """Raise `ConfigError` for two options that contradict each other, naming both."""
+        if self.speculative_adaptive not in (None, True, False):
+            raise ConfigError(
+                f"speculative_adaptive must be True or False, got {self.speculative_adaptive!r}"
+            )
+        fixed = {
+            "num_speculative_tokens": self.num_speculative_tokens is not None,
+            "speculative_config": self.speculative_config is not None,
+            "speculative_adaptive=False": self.speculative_adaptive is False,
+            "policy='static'": self.policy == "static",
+        }
+        chosen = {
+            "speculative_adaptive": self.speculative_adaptive is True,
+            "speculative_adaptive_config": self.speculative_adaptive_config is not None,
+            f"policy={self.policy!r}": self.policy not in (None, "static"),
+        }
+        one = next((name for name, given in fixed.items() if given), None)
+        other = next((name for name, given in chosen.items() if given), None)
+        if one and other:
+            raise ConfigError(
+                f"{one} and {other} contradict each other: with the one K and d are given, with "
+                "the other they are chosen anew for each round; leave one of them out"
+            )
+        if self.speculative_config is not None and self.num_speculative_tokens is not None:
+            raise ConfigError(
+                "speculative_config and num_speculative_tokens both say what to draft: leave one "
+                "of them out"
+            )
 
     @property
     def early_exit(self) -> bool:
@@ -140,11 +207,12 @@ class EngineOptions:
                 "min_loops and max_loops belong to early exit: give exit_threshold too, or "
                 "full_loops to run every token less deep"
             )
-        if self.early_exit and self.num_speculative_tokens:
+        speculates = bool(self.num_speculative_tokens) or self.speculative_config is not None
+        if self.early_exit and (speculates or self.adapts):
             raise UnsupportedError(
                 "early exit cannot be combined with speculation: a draft is checked by all loops "
-                "of every token, which is what early exit leaves out; set num_speculative_tokens "
-                "to 0 or leave out exit_threshold and exit_criterion"
+                "of every token, which is what early exit leaves out; leave out the options of "
+                "one of the two"
             )
 
     @classmethod

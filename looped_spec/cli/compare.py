@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from looped_spec.cli.generation import Generated, Prompt, Run, run_batch
-from looped_spec.control.plan import PLAIN, Candidate
+from looped_spec.cli.generation import Prompt, Setting, run_batch
 from looped_spec.errors import ConfigError
+from looped_spec.offline.timing import Difference, Generated, Run, first_difference, in_turn
 from looped_spec.runtime.outputs import SpeculationMetrics
 from looped_spec.sampling_params import SamplingParams
 
@@ -34,14 +34,6 @@ def no_comparison_of_early_exit() -> ConfigError:
         "--compare times speculation against plain decoding, and early exit is neither: leave out "
         "--compare, or all flags of early exit"
     )
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The first place where two runs chose other tokens; both count from 0."""
-
-    prompt: int
-    position: int
 
 
 @dataclass(frozen=True)
@@ -70,8 +62,7 @@ class Side:
 class Comparison:
     """What `compare` measured."""
 
-    candidate: Candidate
-    full_loops: int
+    setting: Setting
     plain: Side
     speculative: Side
     difference: Difference | None
@@ -92,10 +83,13 @@ class Comparison:
 
     @property
     def predicted_speedup(self) -> float | None:
-        """What the ideal model predicts from the measured acceptance; None without drafts."""
-        rate = self.metrics.draft_acceptance_rate
-        k, d = self.candidate.num_speculative_tokens, self.candidate.draft_loops
-        return None if rate is None else predicted_speedup(self.full_loops, k, d, rate)
+        """What the ideal model predicts from the measured acceptance; None without drafts, and
+        where K and d were not the same in every round."""
+        rate, candidate = self.metrics.draft_acceptance_rate, self.setting.candidate
+        if rate is None or candidate is None:
+            return None
+        k, d = candidate.num_speculative_tokens, candidate.draft_loops
+        return predicted_speedup(self.setting.full_loops, k, d, rate)
 
 
 def predicted_speedup(
@@ -120,47 +114,31 @@ def compare(
     """Time plain decoding and the speculation that `llm` is set to, `repeats` runs of each.
 
     Each gets a short untimed warm-up; then they alternate, and so does which of them goes first,
-    so that a machine that slows down meets both. `progress` is called after every run, never
-    within one. The model is left set as it was.
+    so that a machine that slows down meets both. What chooses (K, d) goes on from run to run with
+    what it has learnt. `progress` is called after every run, never within one. The model is left
+    set as it was.
     """
-    candidate = llm.speculation
-    if candidate.num_speculative_tokens == 0:
+    setting, policy = Setting.of(llm), llm.policy
+    if setting.is_off:
         raise nothing_to_compare()
-    runs: dict[Candidate, list[Run]] = {PLAIN: [], candidate: []}
     short = [
         dataclasses.replace(param, max_tokens=min(param.max_tokens, WARM_UP_TOKENS))
         for param in params
     ]
+
+    def run(speculates: bool, params: Sequence[SamplingParams]) -> Run:
+        if speculates:
+            llm.policy = policy
+        else:
+            llm.set_speculation(0)
+        return run_batch(llm, prompts, params)
+
     try:
-        for way in runs:
-            _set(llm, way)
-            run_batch(llm, prompts, short)
-            progress()
-        for repeat in range(repeats):
-            for way in list(runs) if repeat % 2 == 0 else reversed(list(runs)):
-                _set(llm, way)
-                runs[way].append(run_batch(llm, prompts, params))
-                progress()
+        in_turn((False, True), lambda way: run(way, short), 1, progress)
+        runs = in_turn((False, True), lambda way: run(way, params), repeats, progress)
     finally:
-        _set(llm, candidate)
-    everything = [*runs[PLAIN], *runs[candidate]]
+        llm.policy = policy
+    everything = [*runs[False], *runs[True]]
     found = (first_difference(everything[0].outputs, run.outputs) for run in everything[1:])
     difference = next((place for place in found if place is not None), None)
-    return Comparison(
-        candidate, llm.full_loops, Side(runs[PLAIN]), Side(runs[candidate]), difference
-    )
-
-
-def first_difference(one: Sequence[Generated], other: Sequence[Generated]) -> Difference | None:
-    """Return the first prompt and position at which the tokens differ, or None."""
-    for number, (left, right) in enumerate(zip(one, other, strict=True)):
-        if left.token_ids != right.token_ids:
-            pairs = zip(left.token_ids, right.token_ids, strict=False)
-            shorter = min(len(left.token_ids), len(right.token_ids))
-            position = next((i for i, (a, b) in enumerate(pairs) if a != b), shorter)
-            return Difference(number, position)
-    return None
-
-
-def _set(llm: LLM, candidate: Candidate) -> None:
-    llm.set_speculation(candidate.num_speculative_tokens, candidate.draft_loops)
+    return Comparison(setting, Side(runs[False]), Side(runs[True]), difference)

@@ -15,11 +15,36 @@ _CONVERTERS = {"int": int, "float": float, "str": str}
 _SPECULATION_TEXT = """\
 A looped model runs its block D times (full loops) for every token. Speculation drafts
 K tokens with only d loops each, then checks them all in one pass of the other D - d
-loops. It pays where drafts are mostly accepted; the text is that of plain decoding."""
+loops. It pays where drafts are mostly accepted; the text is that of plain decoding.
+Without --num-speculative-tokens, K and d are chosen anew for each round."""
 _EARLY_EXIT_TEXT = """\
 Without speculation, a token may stop before full depth where the model says that it is
 ready. That is cheaper and changes the text; --exit-threshold turns it on."""
-_SPECULATION = ("num_speculative_tokens", "draft_loops", "full_loops", "policy")
+_SPECULATION = (
+    "num_speculative_tokens",
+    "draft_loops",
+    "full_loops",
+    "policy",
+    "speculative_adaptive",
+    "speculative_adaptive_config",
+    "speculative_config",
+)
+_OWN_FLAGS: dict[str, dict[str, Any]] = {
+    "speculative_adaptive": {
+        "action": argparse.BooleanOptionalAction,
+        "help": "choose K and d anew for each round, even for a model that suggests no "
+        "speculation; or keep what the model suggests",
+    },
+    "speculative_adaptive_config": {
+        "metavar": "FILE",
+        "help": "what may be chosen and how: the JSON of an AdaptiveSpecConfig",
+    },
+    "speculative_config": {
+        "metavar": "JSON",
+        "help": "the same in vLLM's form: num_speculative_tokens, draft_loops, and "
+        "num_speculative_tokens_per_batch_size with entries [start, end, K] or [start, end, K, d]",
+    },
+}
 _EARLY_EXIT = ("exit_threshold", "exit_criterion", "min_loops", "max_loops")
 
 
@@ -46,6 +71,9 @@ def add_engine_flags(parser: argparse.ArgumentParser, **help_texts: str) -> None
                 help="an option of the model family; VALUE is JSON, or a text that is not JSON; "
                 "may be repeated",
             )
+        elif name in _OWN_FLAGS:
+            flag = f"--{name.replace('_', '-')}"
+            group.add_argument(flag, default=None, **_OWN_FLAGS[name])
         else:
             _add_flag(group, fields[name], texts[name])
 

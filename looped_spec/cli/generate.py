@@ -6,6 +6,7 @@ examples:
   looped-spec generate MODEL --prompt "Write a haiku." --temperature 0.8 --top-p 0.95 --seed 7
   looped-spec generate MODEL --prompt "2 + 2 =" --num-speculative-tokens 3 --draft-loops 1
   looped-spec generate MODEL --prompt "2 + 2 =" --compare
+  looped-spec generate MODEL --prompt-file questions.jsonl --explain
   cat prompts.txt | looped-spec generate MODEL --prompt-file - --num-speculative-tokens 0
 
 `looped-spec adapters` shows which models can be run, and the demos.
@@ -24,6 +25,7 @@ from looped_spec.cli import console
 from looped_spec.cli.atomic_json import check_target, json_text, write_json
 from looped_spec.cli.compare import compare, no_comparison_of_early_exit, nothing_to_compare
 from looped_spec.cli.engine_flags import add_engine_flags, engine_options
+from looped_spec.cli.explain import explain_document, explain_text
 from looped_spec.cli.generate_report import (
     comparison_document,
     comparison_summary,
@@ -32,7 +34,7 @@ from looped_spec.cli.generate_report import (
     run_document,
     run_summary,
 )
-from looped_spec.cli.generation import Prompt, run_batch, run_streaming
+from looped_spec.cli.generation import Prompt, Setting, run_batch, run_streaming
 from looped_spec.cli.model_loading import load_model, memory_errors
 from looped_spec.cli.prompts import add_prompt_flags, check_prompts, read_prompts
 from looped_spec.cli.sampling_flags import add_sampling_flags, sampling_params
@@ -78,6 +80,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="write the results as JSON to FILE, or to stdout instead of the text",
     )
     output.add_argument(
+        "--explain",
+        action="store_true",
+        help="say at the end which K and d were chosen and why: on stderr, and in the JSON",
+    )
+    output.add_argument(
         "-v", "--verbose", action="store_true", help="log what is loaded and chosen on stderr"
     )
 
@@ -104,6 +111,9 @@ def run(args: argparse.Namespace) -> int:
             )
         else:
             document, summary = _generate(llm, prompts, params, args.json == STDOUT, has_tokenizer)
+        if args.explain:
+            document |= {"explain": explain_document(llm)}
+            summary = f"{summary}\n{explain_text(llm)}"
     if args.json == STDOUT:
         console.write(json_text(document))
     elif target is not None:
@@ -139,7 +149,7 @@ def _generate(
     has_tokenizer: bool,
 ) -> tuple[dict[str, Any], str]:
     """Run the prompts once and show the texts; return the JSON document and the summary."""
-    candidate = llm.speculation
+    setting = Setting.of(llm)
     streams = len(prompts) == 1 and not is_json and has_tokenizer
     if streams and console.is_terminal(sys.stdout):
         try:
@@ -153,8 +163,8 @@ def _generate(
         result = run_batch(llm, prompts, params, use_tqdm)
         if not is_json:
             console.write(results_text(prompts, result.outputs, has_tokenizer=has_tokenizer))
-    summary = run_summary(result, candidate, llm.engine.runner.exit_rule)
-    return run_document(llm, prompts, result, candidate), summary
+    summary = run_summary(result, setting, llm.engine.runner.exit_rule)
+    return run_document(llm, prompts, result, setting), summary
 
 
 def _compare(

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from looped_spec.cli.compare import Comparison
-from looped_spec.cli.generation import Generated, Prompt, Run
+from looped_spec.cli.generation import Prompt, Setting
 from looped_spec.cli.tables import number, percent, plain_table
-from looped_spec.control.plan import Candidate
+from looped_spec.offline.timing import Generated, Run
 from looped_spec.runtime.outputs import SpeculationMetrics
 from looped_spec.version import __version__
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 
 
-def run_summary(run: Run, candidate: Candidate, rule: ExitRule | None = None) -> str:
+def run_summary(run: Run, setting: Setting, rule: ExitRule | None = None) -> str:
     """Say on one line what a run did; `rule` is that of early exit, None without it."""
     text = (
         f"{run.num_tokens} tokens in {run.seconds:.2f} s, "
@@ -34,16 +34,16 @@ def run_summary(run: Run, candidate: Candidate, rule: ExitRule | None = None) ->
             f"{number(run.metrics.loops_per_round)} loops per token, "
             f"{rule.min_loops} to {rule.max_loops} allowed"
         )
-    if candidate.num_speculative_tokens == 0:
+    if setting.is_off:
         return f"{text}, speculation off"
-    return f"{text}, {_speculation_text(run.metrics, candidate)}"
+    return f"{text}, {_speculation_text(run.metrics, setting)}"
 
 
 def comparison_summary(result: Comparison) -> str:
     """Say on one line how the two ways of decoding compare."""
     return (
         f"speedup {number(result.speedup, 2, 'x')} over plain decoding, "
-        f"{_speculation_text(result.metrics, result.candidate)}, "
+        f"{_speculation_text(result.metrics, result.setting)}, "
         f"tokens {'identical' if result.difference is None else 'NOT identical'}"
     )
 
@@ -51,7 +51,8 @@ def comparison_summary(result: Comparison) -> str:
 def comparison_table(result: Comparison) -> str:
     """Return the table of `--compare` and below it how it was measured."""
     plain, speculative, metrics = result.plain, result.speculative, result.metrics
-    k, d = result.candidate.num_speculative_tokens, result.candidate.draft_loops
+    is_ideal = result.setting.candidate is not None
+    predicted = number(result.predicted_speedup, 2, "x")
     by_position = " ".join(map(percent, metrics.acceptance_by_position)) or "-"
     rows = [
         (
@@ -61,7 +62,7 @@ def comparison_table(result: Comparison) -> str:
         ),
         ("tokens/s, slowest to fastest", _spread(plain.rates), _spread(speculative.rates)),
         ("speedup", "1.00x", number(result.speedup, 2, "x")),
-        ("speedup predicted by the ideal model", "", number(result.predicted_speedup, 2, "x")),
+        *([("speedup predicted by the ideal model", "", predicted)] if is_ideal else []),
         ("draft acceptance rate", "", percent(metrics.draft_acceptance_rate)),
         ("acceptance by position", "", by_position),
         ("mean accepted length", "", number(metrics.mean_acceptance_length)),
@@ -69,10 +70,14 @@ def comparison_table(result: Comparison) -> str:
     ]
     count = len(plain.outputs)
     return (
-        plain_table(("", "plain", f"K={k} d={d} D={result.full_loops}"), rows)
+        plain_table(("", "plain", f"{result.setting.label} D={result.setting.full_loops}"), rows)
         + f"\n\nTimed: whole calls with {count} prompt{'s' * (count != 1)} in one call, from text "
         f"to text (prefill included);\n{len(plain.runs)} of each in turn, after an untimed warm-up "
-        "of each.\nIdeal model: D (1 + K alpha) / (D + d K), alpha the draft acceptance rate.\n"
+        "of each.\n"
+        + (
+            "Ideal model: D (1 + K alpha) / (D + d K), alpha the draft acceptance rate.\n"
+            * is_ideal
+        )
     )
 
 
@@ -97,9 +102,7 @@ def results_text(
     return "\n".join(parts)
 
 
-def run_document(
-    llm: LLM, prompts: Sequence[Prompt], run: Run, candidate: Candidate
-) -> dict[str, Any]:
+def run_document(llm: LLM, prompts: Sequence[Prompt], run: Run, setting: Setting) -> dict[str, Any]:
     """Return the JSON of a run without comparison."""
     side = _side(run.tokens_per_second, [run])
     key = "plain"
@@ -107,16 +110,16 @@ def run_document(
     if rule is not None:
         key = "early_exit"
         side |= dataclasses.asdict(rule) | {"loops_per_token": run.metrics.loops_per_round}
-    elif candidate.num_speculative_tokens:
+    elif not setting.is_off:
         key = "speculative"
         side |= _acceptance(run.metrics)
-    return _document(llm, prompts, run.outputs, candidate) | {key: side}
+    return _document(llm, prompts, run.outputs, setting) | {key: side}
 
 
 def comparison_document(llm: LLM, prompts: Sequence[Prompt], result: Comparison) -> dict[str, Any]:
     """Return the JSON of a comparison; `outputs` are those of speculative decoding."""
     difference = result.difference
-    return _document(llm, prompts, result.speculative.outputs, result.candidate) | {
+    return _document(llm, prompts, result.speculative.outputs, result.setting) | {
         "plain": _side(result.plain.tokens_per_second, result.plain.runs),
         "speculative": _side(result.speculative.tokens_per_second, result.speculative.runs)
         | _acceptance(result.metrics),
@@ -129,14 +132,16 @@ def comparison_document(llm: LLM, prompts: Sequence[Prompt], result: Comparison)
 
 
 def _document(
-    llm: LLM, prompts: Sequence[Prompt], outputs: Sequence[Generated], candidate: Candidate
+    llm: LLM, prompts: Sequence[Prompt], outputs: Sequence[Generated], setting: Setting
 ) -> dict[str, Any]:
+    candidate = setting.candidate
     return {
         "schema_version": SCHEMA_VERSION,
         "model": llm.loaded.name,
         "full_loops": llm.full_loops,
-        "num_speculative_tokens": candidate.num_speculative_tokens,
-        "draft_loops": candidate.draft_loops,
+        "policy": setting.policy,
+        "num_speculative_tokens": candidate.num_speculative_tokens if candidate else None,
+        "draft_loops": candidate.draft_loops if candidate else None,
         "cache_tokens": llm.engine.runner.pool.num_blocks * llm.engine.runner.pool.block_size,
         "prompts": list(prompts),
         "outputs": [dataclasses.asdict(output) for output in outputs],
@@ -170,15 +175,30 @@ def _acceptance(metrics: SpeculationMetrics) -> dict[str, Any]:
         "draft_acceptance_rate": metrics.draft_acceptance_rate,
         "acceptance_by_position": metrics.acceptance_by_position,
         "mean_acceptance_length": metrics.mean_acceptance_length,
+        "num_switches": metrics.num_switches,
+        "num_probe_rounds": metrics.num_probe_rounds,
+        "rounds_by_candidate": [
+            [c.num_speculative_tokens, c.draft_loops, count]
+            for c, count in metrics.rounds_by_candidate.items()
+        ],
     }
 
 
-def _speculation_text(metrics: SpeculationMetrics, candidate: Candidate) -> str:
+def _speculation_text(metrics: SpeculationMetrics, setting: Setting) -> str:
     return (
-        f"K={candidate.num_speculative_tokens} d={candidate.draft_loops}: "
+        f"{setting.label}{_mostly(metrics, setting)}: "
         f"draft acceptance {percent(metrics.draft_acceptance_rate)}, "
         f"mean accepted length {number(metrics.mean_acceptance_length)}"
     )
+
+
+def _mostly(metrics: SpeculationMetrics, setting: Setting) -> str:
+    """Say what was chosen most often, where it was chosen."""
+    if setting.candidate is not None or not metrics.num_rounds:
+        return ""
+    candidate, count = next(iter(metrics.rounds_by_candidate.items()))
+    k, d = candidate.num_speculative_tokens, candidate.draft_loops
+    return f" (K={k} d={d} in {percent(count / metrics.num_rounds)} of rounds)"
 
 
 def _spread(rates: Sequence[float]) -> str:

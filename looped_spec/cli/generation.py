@@ -1,4 +1,4 @@
-"""One run over all prompts: what came out, how long it took, what speculation did."""
+"""One run over all prompts, and by which speculation it was made."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from looped_spec.cli import console
-from looped_spec.runtime.outputs import FinishReason, SpeculationMetrics
+from looped_spec.control.plan import Candidate
+from looped_spec.control.static import StaticPolicy
+from looped_spec.offline.timing import Generated, Run, run_prompts
 from looped_spec.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -20,48 +22,40 @@ Prompt = str | list[int]
 
 
 @dataclass(frozen=True)
-class Generated:
-    """The text of one prompt (empty without a tokenizer), its tokens, and why it ended."""
+class Setting:
+    """The speculation of a run: who chooses, and what where it is the same in every round."""
 
-    text: str
-    token_ids: list[int]
-    finish_reason: FinishReason | None
+    policy: str
+    candidate: Candidate | None
+    full_loops: int
 
-
-@dataclass(frozen=True)
-class Run:
-    """The texts of all prompts in their order; `seconds` are those of the whole call."""
-
-    outputs: list[Generated]
-    metrics: SpeculationMetrics
-    seconds: float
-
-    @property
-    def num_tokens(self) -> int:
-        """New tokens of all prompts."""
-        return sum(len(output.token_ids) for output in self.outputs)
+    @classmethod
+    def of(cls, llm: LLM) -> Setting:
+        """Return what `llm` is set to."""
+        policy = llm.policy
+        if isinstance(policy, StaticPolicy):
+            return cls("static", policy.candidate, llm.full_loops)
+        return cls(llm.explain().policy, None, llm.full_loops)
 
     @property
-    def tokens_per_second(self) -> float | None:
-        """New tokens by seconds, prefill included; None if the clock saw no time pass."""
-        return self.num_tokens / self.seconds if self.seconds > 0 else None
+    def is_off(self) -> bool:
+        """Whether every round decodes plainly."""
+        return self.candidate is not None and self.candidate.num_speculative_tokens == 0
+
+    @property
+    def label(self) -> str:
+        """What is run, in a few words."""
+        if self.candidate is None:
+            return f"K and d by {self.policy}"
+        return f"K={self.candidate.num_speculative_tokens} d={self.candidate.draft_loops}"
 
 
 def run_batch(
     llm: LLM, prompts: Sequence[Prompt], params: Sequence[SamplingParams], use_tqdm: bool = False
 ) -> Run:
     """Complete all prompts as one batch."""
-    start = time.perf_counter()
     with console.stdout_for_ours_alone():
-        results = llm.generate(list(prompts), list(params), use_tqdm=use_tqdm)
-    seconds = time.perf_counter() - start
-    metrics = SpeculationMetrics()
-    outputs = []
-    for result in results:
-        metrics.add(result.metrics)
-        (completion,) = result.outputs
-        outputs.append(Generated(completion.text, completion.token_ids, completion.finish_reason))
-    return Run(outputs, metrics, seconds)
+        return run_prompts(llm, prompts, params, use_tqdm=use_tqdm)
 
 
 def run_streaming(
@@ -73,7 +67,7 @@ def run_streaming(
     """
     text = ""
     token_ids: list[int] = []
-    finish_reason: FinishReason | None = None
+    finish_reason = None
     start = time.perf_counter()
     for chunk in llm.stream([prompt], params):
         if chunk.text:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import logging
 import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +16,33 @@ import torch
 from tqdm.auto import tqdm
 
 from looped_spec.adapter import ModelAdapter
-from looped_spec.control.plan import Candidate
+from looped_spec.control.config import AdaptiveSpecConfig
+from looped_spec.control.controller import AdaptiveController
+from looped_spec.control.explain import Explanation
+from looped_spec.control.plan import PLAIN, Candidate
 from looped_spec.control.static import StaticPolicy
-from looped_spec.errors import ConfigError, UnsupportedError
-from looped_spec.loading import LoadedModel, load_adapter
+from looped_spec.errors import UnsupportedError
+from looped_spec.loading import load_adapter
 from looped_spec.options import EngineOptions
 from looped_spec.runtime.attention import AttentionChoice, AttentionNeeds, choose_attention
-from looped_spec.runtime.engine import Engine
+from looped_spec.runtime.checked_prompts import CheckedPrompt, check_prompts, no_tokenizer
+from looped_spec.runtime.cost_estimate import with_estimated_cost
+from looped_spec.runtime.engine import Engine, SpeculationPolicy
 from looped_spec.runtime.kv_cache import KVPool
 from looped_spec.runtime.outputs import RequestOutput, StreamChunk
-from looped_spec.runtime.prompts import Prompt, Prompts, as_prompts
+from looped_spec.runtime.prompts import Prompts
 from looped_spec.runtime.request import Request
-from looped_spec.runtime.run_plan import RunPlan, complete_candidate, plan_run
+from looped_spec.runtime.run_plan import RunPlan, plan_run
 from looped_spec.runtime.runner import ModelRunner
 from looped_spec.runtime.scheduler import Scheduler
 from looped_spec.runtime.sizing import size_cache
+from looped_spec.runtime.speculation import (
+    Speculation,
+    check_config,
+    complete_candidate,
+    default_config,
+)
+from looped_spec.runtime.threads import set_threads
 from looped_spec.sampling_params import SamplingParams
 from looped_spec.tokenization import (
     IncrementalDetokenizer,
@@ -78,9 +90,8 @@ class LLM:
             check=check,
         )
         ((plan, attention),) = plans
-        _set_threads(opts.num_threads, self.loaded)
+        set_threads(opts.num_threads, self.loaded)
         self.full_loops = plan.full_loops
-        self._policy = StaticPolicy(plan.candidate)
         self._lock = threading.RLock()  # calls from several threads take turns, step by step
         self._tokenizer = load_tokenizer(self.loaded.folder)
         self.stop_token_ids = tuple(
@@ -97,6 +108,7 @@ class LLM:
             )
         )
         self.engine = self._make_engine(plan, attention)
+        self._use(plan.speculation)
 
     def _make_engine(self, plan: RunPlan, attention: AttentionChoice) -> Engine:
         opts, loaded = self.options, self.loaded
@@ -112,7 +124,7 @@ class LLM:
             size.num_blocks * block_size,
             size.num_blocks,
             size.num_bytes / 2**20,
-            _how(plan),
+            plan.description,
             list(self.stop_token_ids),
         )
         pool = KVPool(
@@ -143,7 +155,7 @@ class LLM:
         return Engine(
             runner,
             scheduler,
-            self._policy,
+            StaticPolicy(PLAIN),
             max_model_len=size.max_model_len,
             eos_token_ids=self.stop_token_ids,
             seed=opts.seed,
@@ -151,27 +163,80 @@ class LLM:
 
     @property
     def speculation(self) -> Candidate:
-        """The (K, d) that the next round runs."""
-        return self._policy.candidate
+        """The (K, d) that runs when nothing is probed, with as many requests as ran last."""
+        policy = self.engine.policy
+        if isinstance(policy, StaticPolicy):
+            return policy.candidate
+        buckets = self.explain().buckets
+        return next((bucket for bucket in buckets if bucket.is_active), buckets[0]).current
 
     def set_speculation(self, num_speculative_tokens: int, draft_loops: int | None = None) -> None:
         """Use another (K, d) from the next round on; moves no tensors and changes no text.
 
         `draft_loops` left out is what the model family suggests.
         """
-        if num_speculative_tokens and self.options.early_exit:
-            raise UnsupportedError("early exit cannot be combined with speculation")
-        candidate = complete_candidate(
-            num_speculative_tokens, draft_loops, self.loaded.adapter, self.full_loops
+        if num_speculative_tokens:
+            self._refuse_with_early_exit()
+        self._use(
+            complete_candidate(
+                num_speculative_tokens, draft_loops, self.loaded.adapter, self.full_loops
+            )
         )
-        self.engine.policy = self._policy = StaticPolicy(candidate)
+
+    def set_adaptive_speculation(
+        self, config: AdaptiveSpecConfig | None = None, *, policy: str = "goodput"
+    ) -> None:
+        """Choose (K, d) anew for each round from the next one on, having learnt nothing yet.
+
+        `config` left out is what suits the model, with `policy` to choose.
+        """
+        self._refuse_with_early_exit()
+        max_num_seqs = self.options.max_num_seqs
+        if config is None:
+            config = default_config(self.loaded.adapter, self.full_loops, max_num_seqs, policy)
+        self._use(check_config(config, self.full_loops, max_num_seqs))
+
+    @property
+    def policy(self) -> SpeculationPolicy:
+        """Who chooses (K, d); setting it back to an earlier one goes on with what that had
+        learnt."""
+        return self.engine.policy
+
+    @policy.setter
+    def policy(self, policy: SpeculationPolicy) -> None:
+        self.engine.policy = policy
+
+    def explain(self) -> Explanation:
+        """Return what would run now at each batch size, and why; `str()` of it is for reading."""
+        policy = self.engine.policy
+        if isinstance(policy, AdaptiveController):
+            return policy.explain()
+        return AdaptiveController(
+            AdaptiveSpecConfig.pinned(self.speculation, self.full_loops, self.options.max_num_seqs)
+        ).explain()
+
+    def _use(self, speculation: Speculation) -> None:
+        """Let the engine run the same (K, d) always, or what a new controller chooses."""
+        if isinstance(speculation, Candidate):
+            self.engine.policy = StaticPolicy(speculation)
+            self.engine.candidates = frozenset({speculation})
+            return
+        loaded = self.loaded
+        config = with_estimated_cost(speculation, loaded.adapter, loaded.dtype, loaded.device)
+        config = dataclasses.replace(
+            config, shadow_depths_available=self.engine.runner.can_read_shadows
+        )
+        self.engine.policy = AdaptiveController(config)
+        self.engine.candidates = frozenset(config.candidates)
+
+    def _refuse_with_early_exit(self) -> None:
+        if self.options.early_exit:
+            raise UnsupportedError("early exit cannot be combined with speculation")
 
     def get_tokenizer(self) -> Tokenizer:
         """Return the model's tokenizer; raise `ConfigError` if the model folder has none."""
         if self._tokenizer is None:
-            raise ConfigError(
-                f"{self.loaded.name} has no tokenizer files: give prompts as lists of token ids"
-            )
+            raise no_tokenizer(self.loaded.name)
         return self._tokenizer
 
     def generate(
@@ -212,7 +277,7 @@ class LLM:
         checked = self._check(prompts, sampling_params)
         return self._stream(checked)
 
-    def _stream(self, checked: Sequence[_Checked]) -> Iterator[StreamChunk]:
+    def _stream(self, checked: Sequence[CheckedPrompt]) -> Iterator[StreamChunk]:
         requests: list[Request] = []
         for running in self._run(checked, requests):
             with self._lock:
@@ -239,8 +304,8 @@ class LLM:
         return self.generate(prompt, sampling_params, use_tqdm)
 
     def stats(self) -> dict[str, Any]:
-        """Return the engine's counts since it was made."""
-        metrics, scheduler = self.engine.metrics, self.engine.scheduler
+        """Return the engine's counts since it was made, and what chooses (K, d) and why."""
+        metrics, scheduler, policy = self.engine.metrics, self.engine.scheduler, self.policy
         return {
             "num_rounds": metrics.num_rounds,
             "num_loop_rows": metrics.num_loop_rows,
@@ -252,9 +317,21 @@ class LLM:
             "num_preemptions": scheduler.num_preemptions,
             "num_free_blocks": scheduler.allocator.num_free,
             "num_blocks": scheduler.allocator.num_blocks,
+            "num_switches": metrics.num_switches,
+            "num_probe_rounds": metrics.num_probe_rounds,
+            "rounds_by_candidate": [
+                [c.num_speculative_tokens, c.draft_loops, count]
+                for c, count in metrics.rounds_by_candidate.items()
+            ],
+            "speculation": self.explain().as_dict(),
+            "controller": (
+                policy.stats().as_dict() if isinstance(policy, AdaptiveController) else None
+            ),
         }
 
-    def _run(self, checked: Sequence[_Checked], requests: list[Request]) -> Iterator[list[Request]]:
+    def _run(
+        self, checked: Sequence[CheckedPrompt], requests: list[Request]
+    ) -> Iterator[list[Request]]:
         """Queue every prompt, appending to `requests`, and step until all are finished; after each
         step yield those that were not before it.
 
@@ -285,50 +362,13 @@ class LLM:
         self,
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-    ) -> list[_Checked]:
-        """Return every prompt with its tokens and parameters, or refuse the call."""
-        items = as_prompts(prompts)
-        if sampling_params is None or isinstance(sampling_params, SamplingParams):
-            params = [sampling_params or SamplingParams()] * len(items)
-        else:
-            is_list = isinstance(sampling_params, Sequence) and not isinstance(sampling_params, str)
-            if not is_list or not all(isinstance(p, SamplingParams) for p in sampling_params):
-                raise ConfigError(
-                    "sampling_params must be a SamplingParams or a list of them, got "
-                    f"{type(sampling_params).__name__}"
-                )
-            params = list(sampling_params)
-            if len(params) != len(items):
-                raise ConfigError(
-                    f"sampling_params must be one, or one per prompt: got {len(params)} for "
-                    f"{len(items)} prompts"
-                )
-        if self._tokenizer is None and any(one.stop_strings for one in params):
-            raise ConfigError("stop strings need a tokenizer, and this model folder has none")
-        return [
-            _Checked(item.text, self._tokens(number, item), one)
-            for number, (item, one) in enumerate(zip(items, params, strict=True))
-        ]
-
-    def _tokens(self, number: int, item: Prompt) -> list[int]:
-        tokens = item.token_ids
-        if tokens is None:
-            try:
-                (item.text or "").encode()
-            except UnicodeEncodeError as error:
-                raise ConfigError(f"prompt {number} is not valid Unicode text") from error
-            tokens = self.get_tokenizer().encode(item.text or "")
-        if not tokens:
-            raise ConfigError(f"prompt {number} is empty: give at least one token")
+    ) -> list[CheckedPrompt]:
         vocab_size = self.loaded.adapter.geometry.vocab_size
-        for token in tokens:
-            if not 0 <= token < vocab_size:
-                raise ConfigError(
-                    f"prompt {number}: token id must be between 0 and {vocab_size - 1}, got {token}"
-                )
-        return tokens
+        return check_prompts(
+            prompts, sampling_params, self._tokenizer, vocab_size, self.loaded.name
+        )
 
-    def _make_request(self, one: _Checked) -> Request:
+    def _make_request(self, one: CheckedPrompt) -> Request:
         detokenizer = None
         if self._tokenizer is not None:
             detokenizer = IncrementalDetokenizer(
@@ -339,48 +379,12 @@ class LLM:
         )
 
 
-@dataclass(frozen=True)
-class _Checked:
-    """A prompt that may run: its text if it came as one, its tokens, its parameters."""
-
-    text: str | None
-    tokens: list[int]
-    params: SamplingParams
-
-
-# Threads that wait for each other after every small product cost more than they bring, and on a
-# busy machine many times more. A model of this many parameters is read from the cache of one core.
-_ONE_THREAD_PARAMETERS = 10_000_000
-
-
-def _set_threads(num_threads: int | None, loaded: LoadedModel) -> None:
-    """Set PyTorch's number of CPU threads, which is one for the process, as the options say."""
-    if loaded.device.type != "cpu":
-        return
-    if num_threads is None:
-        parameters = sum(p.numel() for p in loaded.adapter.module.parameters())
-        if parameters > _ONE_THREAD_PARAMETERS:
-            return
-        num_threads = 1
-    if num_threads != torch.get_num_threads():
-        logger.info("PyTorch runs with %d CPU threads (num_threads)", num_threads)
-        torch.set_num_threads(num_threads)
-
-
 def _progress(total: int, wanted: bool) -> tqdm[Any]:
     """Return a progress bar, without one where there is nothing to draw it on."""
     try:
         return tqdm(total=total, desc="Requests", disable=not wanted or sys.stderr is None)
     except (OSError, ValueError):  # a closed or full stderr
         return tqdm(total=total, disable=True)
-
-
-def _how(plan: RunPlan) -> str:
-    if plan.exit_rule is not None:
-        rule = plan.exit_rule
-        return f"early exit by {rule.criterion} at {rule.threshold:g}"
-    k, d = plan.candidate.num_speculative_tokens, plan.candidate.draft_loops
-    return f"speculation K={k} d={d}" if k else "speculation off"
 
 
 _model = inspect.Parameter("model", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation="str")

@@ -1,26 +1,40 @@
-"""How deep a model runs, and by which (K, d) or exit rule: the options and what it suggests."""
+"""How deep a model runs, and by which speculation or exit rule: the options, and what it
+suggests."""
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 
 from looped_spec.adapter import ModelAdapter
-from looped_spec.control.plan import PLAIN, Candidate
+from looped_spec.control.config import AdaptiveSpecConfig
+from looped_spec.control.plan import PLAIN
 from looped_spec.errors import ConfigError, UnsupportedError, check_int, closest
 from looped_spec.options import EngineOptions
 from looped_spec.runtime.early_exit import ExitRule
-
-logger = logging.getLogger(__name__)
+from looped_spec.runtime.speculation import Speculation, choose_speculation
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The depth of every run, the first (K, d), and the exit rule (None: full depth always)."""
+    """The depth of every run, its speculation, and the exit rule (None: full depth always)."""
 
     full_loops: int
-    candidate: Candidate
+    speculation: Speculation
     exit_rule: ExitRule | None
+
+    @property
+    def description(self) -> str:
+        """What is run, in a few words."""
+        if self.exit_rule is not None:
+            return f"early exit by {self.exit_rule.criterion} at {self.exit_rule.threshold:g}"
+        speculation = self.speculation
+        if isinstance(speculation, AdaptiveSpecConfig):
+            return (
+                f"speculation chosen by {speculation.policy} from {len(speculation.candidates)} "
+                f"candidates in {len(speculation.buckets)} ranges of batch sizes"
+            )
+        k, d = speculation.num_speculative_tokens, speculation.draft_loops
+        return f"speculation K={k} d={d}" if k else "speculation off"
 
 
 def plan_run(options: EngineOptions, adapter: ModelAdapter) -> RunPlan:
@@ -41,31 +55,7 @@ def plan_run(options: EngineOptions, adapter: ModelAdapter) -> RunPlan:
     rule = choose_exit_rule(options, adapter, full_loops)
     if rule is not None:
         return RunPlan(rule.max_loops, PLAIN, rule)
-    return RunPlan(full_loops, choose_candidate(options, adapter, full_loops), None)
-
-
-def choose_candidate(options: EngineOptions, adapter: ModelAdapter, full_loops: int) -> Candidate:
-    """Return the (K, d) of the options, or what the adapter suggests where they give none."""
-    k = options.num_speculative_tokens
-    if k is not None:
-        return complete_candidate(k, options.draft_loops, adapter, full_loops)
-    if full_loops < 2:
-        return PLAIN
-    if adapter.default_speculation is None:
-        if adapter.speculation_note:
-            logger.info("speculation is off by default: %s", adapter.speculation_note)
-        return PLAIN
-    return complete_candidate(adapter.default_speculation[0], None, adapter, full_loops)
-
-
-def complete_candidate(
-    num_speculative_tokens: int, draft_loops: int | None, adapter: ModelAdapter, full_loops: int
-) -> Candidate:
-    """Return a (K, d) that the model can do; d left out is what the adapter suggests."""
-    if draft_loops is None:
-        suggested = adapter.default_speculation
-        draft_loops = min(suggested[1] if suggested else 1, max(full_loops - 1, 1))
-    return Candidate(num_speculative_tokens, draft_loops).check(full_loops)
+    return RunPlan(full_loops, choose_speculation(options, adapter, full_loops), None)
 
 
 def choose_exit_rule(

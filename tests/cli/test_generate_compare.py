@@ -9,18 +9,13 @@ from typing import Any
 import pytest
 from command_runs import Generate
 
-from looped_spec.cli.compare import (
-    Comparison,
-    Difference,
-    Side,
-    compare,
-    first_difference,
-    predicted_speedup,
-)
+from looped_spec.cli.compare import Comparison, Side, compare, predicted_speedup
 from looped_spec.cli.generate_report import comparison_summary, comparison_table
-from looped_spec.cli.generation import Generated, Run
+from looped_spec.cli.generation import Setting
 from looped_spec.control.plan import PLAIN, Candidate
+from looped_spec.control.static import StaticPolicy
 from looped_spec.errors import ConfigError
+from looped_spec.offline.timing import Difference, Generated, Run, first_difference, in_turn
 from looped_spec.runtime.outputs import (
     CompletionOutput,
     RequestMetrics,
@@ -38,12 +33,16 @@ class FakeLLM:
     full_loops = 4
 
     def __init__(self, candidate: Candidate = SPECULATIVE, lies: tuple[int, ...] = ()) -> None:
-        self.speculation = candidate
+        self.policy = StaticPolicy(candidate)
         self.lies = lies
         self.calls: list[tuple[Candidate, int]] = []
 
+    @property
+    def speculation(self) -> Candidate:
+        return self.policy.candidate
+
     def set_speculation(self, num_speculative_tokens: int, draft_loops: int = 0) -> None:
-        self.speculation = Candidate(num_speculative_tokens, draft_loops)
+        self.policy = StaticPolicy(Candidate(num_speculative_tokens, draft_loops))
 
     def generate(
         self, prompts: list[str], params: list[SamplingParams], use_tqdm: bool
@@ -93,6 +92,13 @@ def test_both_ways_are_warmed_up_and_then_alternate() -> None:
     assert llm.speculation == spec
 
 
+def test_each_way_stands_as_often_before_as_behind_any_other() -> None:
+    order: list[str] = []
+    results = in_turn("abc", lambda way: order.append(way) or len(order), 4)
+    assert "".join(order) == "abccbaabccba"
+    assert results == {"a": [1, 6, 7, 12], "b": [2, 5, 8, 11], "c": [3, 4, 9, 10]}
+
+
 def test_a_warm_up_is_never_longer_than_the_runs() -> None:
     llm = FakeLLM()
     run_compare(llm, max_tokens=3)
@@ -123,7 +129,8 @@ def test_the_counts_are_those_of_speculative_runs_alone() -> None:
 
 
 def test_rates_are_medians() -> None:
-    result = Comparison(Candidate(1, 1), 4, side(10, 50, 20), side(30, 10, 90), None)
+    setting = Setting("static", Candidate(1, 1), 4)
+    result = Comparison(setting, side(10, 50, 20), side(30, 10, 90), None)
     assert result.plain.tokens_per_second == pytest.approx(20)
     assert result.speedup == pytest.approx(1.5)
     assert result.predicted_speedup is None
@@ -172,6 +179,13 @@ def test_the_command_prints_prompt_and_text_once_and_then_the_table(generate: Ge
     assert done.out.count("--- prompt ---") == 1
     assert "identical tokens  " in done.out
     assert done.err.startswith("looped-spec: speedup ") and done.err.count("\n") == 1
+
+
+def test_without_k_the_choice_of_each_round_is_what_is_compared(generate: Generate) -> None:
+    done = generate("--prompt", "a", "--max-tokens", 10, "--compare", "--repeats", 1)
+    assert done.code == 0
+    assert "K and d by goodput D=3" in done.out and "ideal model" not in done.out.lower()
+    assert "K and d by goodput (K=" in done.err and "tokens identical" in done.err
 
 
 def test_the_json_of_a_comparison_has_the_agreed_keys(generate: Generate, tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ import logging
 
 import pytest
 
+from looped_spec.control.plan import PLAIN, Candidate
 from looped_spec.options import EngineOptions
-from looped_spec.runtime.run_plan import choose_candidate
+from looped_spec.runtime.speculation import choose_speculation
 from looped_spec.testing.toy import ToyAdapter, make_toy
 
 NOTE = "its first loop is a guess"
@@ -25,7 +26,7 @@ def shy(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> To
 def test_the_reason_is_logged_once_when_speculation_is_off_by_default(
     shy: ToyAdapter, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert choose_candidate(EngineOptions(), shy, 4).num_speculative_tokens == 0
+    assert choose_speculation(EngineOptions(), shy, 4) == PLAIN
     assert [record.getMessage() for record in caplog.records] == [
         f"speculation is off by default: {NOTE}"
     ]
@@ -36,9 +37,8 @@ def test_the_reason_is_logged_once_when_speculation_is_off_by_default(
 def test_who_chose_for_themselves_is_told_nothing(
     shy: ToyAdapter, caplog: pytest.LogCaptureFixture, k: int
 ) -> None:
-    candidate = choose_candidate(EngineOptions(num_speculative_tokens=k), shy, 4)
-    assert candidate.num_speculative_tokens == k
-    assert candidate.draft_loops == (1 if k else 0)
+    chosen = choose_speculation(EngineOptions(num_speculative_tokens=k), shy, 4)
+    assert chosen == (Candidate(k, 1) if k else PLAIN)
     assert caplog.records == []
 
 
@@ -46,5 +46,5 @@ def test_without_a_reason_nothing_is_logged(
     shy: ToyAdapter, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ToyAdapter, "speculation_note", None)
-    assert choose_candidate(EngineOptions(), shy, 4).num_speculative_tokens == 0
+    assert choose_speculation(EngineOptions(), shy, 4) == PLAIN
     assert caplog.records == []

@@ -1,0 +1,1 @@
+"""Measuring models: timing, workloads, and what presets are made from."""
