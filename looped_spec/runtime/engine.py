@@ -201,12 +201,12 @@ class Engine:
         for request, tokens, accepted, work in zip(
             requests, result.tokens, result.accepted, result.loop_rows, strict=True
         ):
-            room, due = self.scheduler.draft_room(request), request.remaining_tokens - 1
+            known = request.num_tokens
+            room, due = request.capacity - known, request.max_cached_tokens - known
             accepted = min(accepted, room)
             taken = self._commit(request, tokens[: accepted + 1])
-            request.num_computed = request.num_tokens - 1
-            ended = request.finish_reason is not None
-            proposed, accepted = tally.add(accepted, k, room, due, taken, ended)
+            request.num_computed = known + taken - 1
+            proposed, accepted = tally.add(accepted, k, room, due, taken)
             request.metrics.add_round(candidate, proposed, accepted, work, plan.probe)
             self.metrics.add_round(candidate, proposed, accepted, work, plan.probe)
         return tally

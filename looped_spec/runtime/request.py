@@ -68,9 +68,12 @@ class Request:
         self.params = params
         self.seed = seed
         self.max_total_tokens = max_total_tokens
+        self.max_cached_tokens = max_total_tokens - 1  # the last one is never fed back
+        self._num_prompt_tokens = len(self.prompt_token_ids)
         self.status = Status.WAITING
         self.num_computed = 0
         self.blocks: list[int] = []
+        self.capacity = 0  # tokens that the blocks hold; nothing behind them may be committed
         self.row = -1
         self.num_table_blocks = 0
         self.saved_cache: object | None = None
@@ -90,12 +93,7 @@ class Request:
     @property
     def num_tokens(self) -> int:
         """Prompt and output tokens known so far."""
-        return len(self.prompt_token_ids) + len(self.output_token_ids)
-
-    @property
-    def max_cached_tokens(self) -> int:
-        """How many tokens can ever need keys and values: the last one is never fed back."""
-        return self.max_total_tokens - 1
+        return self._num_prompt_tokens + len(self.output_token_ids)
 
     @property
     def remaining_tokens(self) -> int:
@@ -132,10 +130,10 @@ class Request:
         if self._ends and not self._ends.isdisjoint(taken):
             count = next(i for i, token in enumerate(taken, start=1) if token in self._ends)
             taken = taken[:count]
-            self.output_token_ids.extend(taken)
+            self.output_token_ids += taken
             self._end_at(taken[-1])
         else:
-            self.output_token_ids.extend(taken)
+            self.output_token_ids += taken
             if self.remaining_tokens <= 0:
                 self._finish("length")
         return len(taken)

@@ -83,21 +83,31 @@ class ModelRunner:
         It compares states instead of being told of changes, so a step that failed halfway is made
         good by the next one.
         """
+        grown = [r for r in requests if r.num_table_blocks < len(r.blocks)]
+        if grown:
+            self.write_tables([(r.row, r.num_table_blocks, r.blocks) for r in grown])
+            for request in grown:
+                request.num_table_blocks = len(request.blocks)
         for request in requests:
-            start, stop = request.num_table_blocks, len(request.blocks)
-            if start < stop:
-                self.write_table(request.row, start, request.blocks[start:])
-                request.num_table_blocks = stop
             if request.saved_cache is not None:
                 self._restore_cache(request)
 
-    def write_table(self, row: int, column: int, blocks: Sequence[int]) -> None:
-        """Set block-table entries of `row` from `column` on; a row begun anew is cleared first, so
-        that no table names a block of the row's former request."""
-        if column == 0:
-            self._tables[row] = TRASH_BLOCK
-        entries = torch.tensor(blocks, dtype=torch.int64)
-        self._tables[row, column : column + len(blocks)] = entries.to(self.device)
+    def write_tables(self, changes: Sequence[tuple[int, int, Sequence[int]]]) -> None:
+        """Write block tables: (row, first column that changed, all blocks of the row) for each.
+
+        A row begun anew is cleared first, so that no table names a block of the row's former
+        request.
+        """
+        new = [row for row, column, _ in changes if column == 0]
+        if new:
+            self._tables[torch.tensor(new, device=self.device)] = TRASH_BLOCK
+        cells = [
+            (row, column, blocks[column])
+            for row, start, blocks in changes
+            for column in range(start, len(blocks))
+        ]
+        rows, columns, values = upload(list(zip(*cells, strict=True)), self.device)
+        self._tables[rows, columns] = values
 
     @torch.inference_mode()
     def prefill(self, chunks: Sequence[PrefillChunk]) -> list[int | None]:

@@ -90,8 +90,12 @@ class Scheduler:
         planned for: none of them is preempted any more before it has run.
         """
         batch: list[Request] = []
-        for request in [r for r in self.running if r.status is Status.DECODING]:
-            if request.status is not Status.DECODING:  # preempted for an earlier one
+        decoding = Status.DECODING
+        for request in [request for request in self.running if request.status is decoding]:
+            if request.status is not decoding:  # preempted for an earlier one
+                continue
+            if request.num_tokens <= request.capacity:
+                batch.append(request)
                 continue
             while not self._grow(request, request.num_tokens):
                 victim = self.running[-1]
@@ -106,14 +110,15 @@ class Scheduler:
         """Complete the work of a step whose `decode_batch` runs `num_speculative_tokens` drafts.
 
         Drafts get the memory that is free: nobody is preempted for them, so the last of them may
-        find none (`draft_room`). Decoding comes first and prefill gets what it leaves of
+        find none (`Request.capacity`). Decoding comes first and prefill gets what it leaves of
         `max_num_batched_tokens`, but never less than a block, so that a full decode batch cannot
         starve newcomers.
         """
         step = Schedule(decode=decode)
         if num_speculative_tokens:
             for request in decode:
-                self._grow_for_drafts(request, num_speculative_tokens)
+                if request.num_tokens + num_speculative_tokens > request.capacity:
+                    self._grow_for_drafts(request, num_speculative_tokens)
         rows = num_speculative_tokens + 1
         least = min(self.block_size, self.max_num_batched_tokens)
         budget = max(self.max_num_batched_tokens - rows * len(decode), least)
@@ -122,11 +127,6 @@ class Scheduler:
                 budget = self._add_chunk(step, request, budget)
         self._admit(step, budget, num_speculative_tokens)
         return step
-
-    def draft_room(self, request: Request) -> int:
-        """Return how many drafts of a request have memory: what lies behind them may be computed,
-        but its keys and values are in the trash block and nothing may be committed from it."""
-        return len(request.blocks) * self.block_size - request.num_tokens
 
     def finish(self, request: Request) -> None:
         """Take a request out, whatever its status, and free what it holds."""
@@ -163,7 +163,7 @@ class Scheduler:
         """
         for request in requests:
             request.status = Status.FINISHED
-            request.blocks, request.row = [], -1
+            request.blocks, request.capacity, request.row = [], 0, -1
             request.num_table_blocks, request.saved_cache = 0, None
         self.waiting = deque(r for r in self.waiting if r.status is Status.WAITING)
         self.running = [r for r in self.running if r.status is not Status.FINISHED]
@@ -199,21 +199,19 @@ class Scheduler:
     def _grow(self, request: Request, num_tokens: int) -> bool:
         """Give `request` blocks for `num_tokens` tokens; False if there are too few."""
         missing = blocks_for(num_tokens, self.block_size) - len(request.blocks)
-        if missing <= 0:
-            return True
-        blocks = self.allocator.allocate(missing)
-        if blocks is None:
-            return False
-        request.blocks.extend(blocks)
+        if missing > 0:
+            blocks = self.allocator.allocate(missing)
+            if blocks is None:
+                return False
+            request.blocks += blocks
+        request.capacity = len(request.blocks) * self.block_size
         return True
 
     def _grow_for_drafts(self, request: Request, count: int) -> None:
         """Give `request` blocks for `count` more tokens, as many as are free."""
         wanted = min(request.num_tokens + count, request.max_cached_tokens)
-        missing = blocks_for(wanted, self.block_size) - len(request.blocks)
-        if missing > 0:
-            blocks = self.allocator.allocate(min(missing, self.allocator.num_free))
-            request.blocks.extend(blocks or [])
+        free = self.allocator.num_free * self.block_size
+        self._grow(request, min(wanted, request.capacity + free))
 
     def _preempt(self, request: Request) -> None:
         """Take a request's memory; it keeps its tokens and computes them again when there is
@@ -232,7 +230,7 @@ class Scheduler:
 
     def _release(self, request: Request) -> None:
         self.allocator.free(request.blocks)
-        request.blocks = []
+        request.blocks, request.capacity = [], 0
         request.num_table_blocks = 0
         self._free_rows.append(request.row)
         request.row = -1

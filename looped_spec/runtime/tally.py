@@ -18,7 +18,7 @@ class RoundTally:
         self._told: list[int] = []
 
     def add(
-        self, accepted: int, num_drafts: int, room: int, due: int, taken: int, ended: bool
+        self, accepted: int, num_drafts: int, room: int, due: int, taken: int
     ) -> tuple[int, int]:
         """Count the next request and return its proposed and accepted drafts.
 
@@ -27,13 +27,12 @@ class RoundTally:
             num_drafts: K of the round.
             room: its drafts that have memory.
             due: its tokens that could still come, less the last, which is no draft's due.
-            taken: its tokens that were committed.
-            ended: whether one of these ended the request.
+            taken: its tokens that were committed, fewer than accepted + 1 if one ended it.
         """
         proposed = min(num_drafts, room, due)
         # Rows whose context was committed can tell of other depths, the target's own too.
         told = min(accepted + 1, due)
-        if ended and taken <= accepted:
+        if taken <= accepted:
             # Drafts behind the end of a request are neither good nor bad.
             proposed, told = min(proposed, taken), min(told, taken)
         accepted = min(accepted, proposed)

@@ -167,7 +167,7 @@ def test_a_policy_that_fails_leaks_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     assert_all_free(engine)
 
 
-@pytest.mark.parametrize("part", ["write_table", "_restore_cache"])
+@pytest.mark.parametrize("part", ["write_tables", "_restore_cache"])
 def test_a_failure_while_tables_or_caches_are_set_up_is_made_good_by_the_next_step(
     part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -39,7 +39,7 @@ def request_in(engine: Engine, row: int, blocks: list[int], prompt: list[int], n
         max_total_tokens=len(prompt) + new,
     )
     request.row, request.blocks = row, blocks
-    engine.runner.write_table(row, 0, blocks)
+    engine.runner.write_tables([(row, 0, blocks)])
     return request
 
 
@@ -90,7 +90,7 @@ def test_positions_past_the_limit_of_a_row_write_to_the_trash_block_alone(
     )
     near = request_in(engine, 0, [4, 17], [1, 2, 3, 4], 3)  # positions 3.. and a limit of 6
     far = request_in(engine, 2, [8, 6, 21, 2, 19, 13], list(range(7)), 11)
-    engine.runner.write_table(1, 0, [25, 26, 27])  # a row that sits out
+    engine.runner.write_tables([(1, 0, [25, 26, 27])])  # a row that sits out
     before = snapshot(engine)
     engine.runner.round([near, far], Candidate(k, d))
     own = slots(near, 3, min(3 + k + 1, 6)) | slots(far, 6, min(6 + k + 1, 17))
@@ -142,8 +142,8 @@ def test_large_values_in_the_trash_block_change_nothing(k: int, d: int) -> None:
 
 def test_a_table_never_names_blocks_of_a_former_request_in_its_row() -> None:
     engine = make_engine(shared_toy(), max_num_seqs=1, block_size=BLOCK_SIZE, max_model_len=30)
-    engine.runner.write_table(0, 0, [5, 6, 7, 8, 9, 10])
-    engine.runner.write_table(0, 0, [2, 3])
+    engine.runner.write_tables([(0, 0, [5, 6, 7, 8, 9, 10])])
+    engine.runner.write_tables([(0, 0, [2, 3])])
     assert engine.runner._tables[0].tolist() == [2, 3] + [TRASH_BLOCK] * 8
-    engine.runner.write_table(0, 2, [4])
+    engine.runner.write_tables([(0, 2, [2, 3, 4])])
     assert engine.runner._tables[0].tolist() == [2, 3, 4] + [TRASH_BLOCK] * 7
