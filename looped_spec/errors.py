@@ -31,6 +31,10 @@ class CapacityError(LoopedSpecError):
     """A request cannot ever fit the memory or the length that the engine was given."""
 
 
+class NotFiniteError(LoopedSpecError):
+    """The model computed NaN or infinity where a token was to be chosen."""
+
+
 def closest(word: str, known: Iterable[str]) -> str:
     """Return `` (did you mean 'x'?)`` for the known word nearest to `word`, or an empty string."""
     match = difflib.get_close_matches(word, list(known), n=1)

@@ -19,7 +19,12 @@ from torch import Tensor
 from looped_spec.adapter import KVPlane, LoopState, ModelAdapter
 from looped_spec.runtime.attention import PagedContext
 from looped_spec.runtime.kv_cache import KVPool
-from looped_spec.runtime.sampler import SamplingMode, SamplingTensors, choose_tokens
+from looped_spec.runtime.sampler import (
+    SamplingMode,
+    SamplingTensors,
+    choose_tokens,
+    mark_not_finite,
+)
 
 
 @dataclass(frozen=True)
@@ -92,6 +97,7 @@ def exit_round(
     final = tuple(torch.cat(part)[order] for part in parts)
     logits = adapter.readout(final, ctx)
     chosen = choose_tokens(logits, ctx.positions + 1, sampling, mode)
+    chosen = mark_not_finite(chosen, logits)
     return ExitOutput(chosen[:, 0], loops)
 
 

@@ -7,10 +7,11 @@ from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from looped_spec.control.plan import PLAIN, Candidate, RoundFeedback, SpeculationPlan
-from looped_spec.errors import CapacityError, ConfigError
+from looped_spec.errors import CapacityError, ConfigError, NotFiniteError
 from looped_spec.runtime.outputs import SpeculationMetrics
 from looped_spec.runtime.request import Detokenizer, Request, Status
 from looped_spec.runtime.runner import ModelRunner
+from looped_spec.runtime.sampler import NOT_FINITE
 from looped_spec.runtime.scheduler import PrefillChunk, Scheduler
 from looped_spec.runtime.tally import RoundTally
 from looped_spec.sampling_params import SamplingParams
@@ -54,6 +55,7 @@ class Engine:
         self.seed = seed
         self.candidates = frozenset(candidates)
         self.metrics = SpeculationMetrics()
+        self._is_clean = True
         self._num_requests = 0
 
     def add_request(
@@ -130,8 +132,13 @@ class Engine:
         scheduler.
 
         If the model or a detokenizer raises, what was committed before stays committed, and every
-        request that is still open may be aborted or stepped again.
+        request that is still open may be aborted or stepped again. Logits that are not finite raise
+        `NotFiniteError` before anything of their pass is committed; requests that ran beside the
+        one at fault may be affected in that step, but not in one without it.
         """
+        if not self._is_clean:
+            self.runner.clean_cache()
+        self._is_clean = False  # until this step has ended well
         start = time.perf_counter()
         decode = self.scheduler.decode_batch()
         plan = self._plan(decode) if decode else None
@@ -139,7 +146,7 @@ class Engine:
         schedule = self.scheduler.schedule(decode, candidate.num_speculative_tokens)
         self.runner.prepare([*(chunk.request for chunk in schedule.prefill), *decode])
         touched: list[Request] = []
-        prefilled = 0
+        prefilled, is_clean = 0, True
         if schedule.prefill:
             before = time.perf_counter()
             touched = self._prefill(schedule.prefill)
@@ -152,6 +159,8 @@ class Engine:
             seconds = time.perf_counter() - start
             k = candidate.num_speculative_tokens
             self.policy.observe(tally.feedback(plan, seconds, k, prefilled))
+            is_clean = tally.is_finite
+        self._is_clean = is_clean
         return touched
 
     def _plan(self, decode: list[Request]) -> SpeculationPlan:
@@ -184,7 +193,9 @@ class Engine:
 
     def _prefill(self, chunks: list[PrefillChunk]) -> list[Request]:
         touched = []
-        for chunk, token in zip(chunks, self.runner.prefill(chunks), strict=True):
+        tokens = self.runner.prefill(chunks)
+        _check_finite([chunk.request for chunk in chunks], tokens)
+        for chunk, token in zip(chunks, tokens, strict=True):
             chunk.request.num_computed = chunk.stop
             if token is not None:
                 chunk.request.status = Status.DECODING
@@ -196,6 +207,9 @@ class Engine:
         self, requests: list[Request], plan: SpeculationPlan, candidate: Candidate
     ) -> RoundTally:
         result = self.runner.round(requests, candidate, plan.shadow_depths)
+        # No draft equals the mark, so the last token to be committed tells.
+        last = [row[n] for row, n in zip(result.tokens, result.accepted, strict=True)]
+        _check_finite(requests, last)
         tally = RoundTally(result)
         k = candidate.num_speculative_tokens
         for request, tokens, accepted, work in zip(
@@ -229,3 +243,13 @@ class Engine:
         # Odd multiplier, wrapped to a signed 64-bit number: distinct requests get distinct seeds.
         mixed = (self.seed + (self._num_requests + 1) * 0x9E3779B97F4A7C15) % 2**64
         return mixed - 2**63
+
+
+def _check_finite(requests: Sequence[Request], tokens: Sequence[int | None]) -> None:
+    """Raise `NotFiniteError` that names the first request whose token is `NOT_FINITE`."""
+    if NOT_FINITE in tokens:
+        request = requests[tokens.index(NOT_FINITE)]
+        raise NotFiniteError(
+            f"the model computes NaN or infinity for request {request.request_id} after "
+            f"{request.num_tokens} tokens: check its weights, or run it in float32"
+        )

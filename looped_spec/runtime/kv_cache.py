@@ -79,6 +79,12 @@ class KVPool:
             flat = rows.view(-1, rows.shape[2], rows.shape[3])
             pool.view(-1, pool.shape[2], pool.shape[3]).index_copy_(0, slots, flat[slots])
 
+    def clean(self) -> None:
+        """Put zeros for NaN and infinity."""
+        for pair in self.planes:
+            for pool in pair:
+                pool.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+
     def save(self, blocks: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         """Return the contents of `blocks` in every plane, on the host."""
         index = torch.tensor(blocks, dtype=torch.int64)

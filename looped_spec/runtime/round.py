@@ -15,10 +15,12 @@ from torch import Tensor
 
 from looped_spec.adapter import LoopState, ModelAdapter, StageContext
 from looped_spec.runtime.sampler import (
+    NOT_FINITE,
     SamplingMode,
     SamplingTensors,
     choose_tokens,
     gumbel_noise,
+    mark_not_finite,
 )
 
 
@@ -139,6 +141,7 @@ def speculative_round(
             passed[index + 1].append(state)
     logits = adapter.readout(state, ctx)
     targets = choose_tokens(logits, row_positions + 1, sampling, mode, noise)
+    targets = mark_not_finite(targets, logits)
 
     matches = []
     for states in passed.values():
@@ -188,21 +191,28 @@ def prefill(
     mode: SamplingMode,
     want_tokens: bool,
     readout_has_planes: bool,
-) -> Tensor | None:
+) -> Tensor:
     """Run known tokens ([B, T] int64) at full depth; return the next token of each request, [B]
-    int64.
+    int64, or `NOT_FINITE`.
 
     `next_positions` ([B] int64) is where that token will stand. Without `want_tokens` (a chunk that
-    does not end its prompt) the result is None, and the readout runs only if it has planes of its
-    own to fill.
+    does not end its prompt) other tokens mean nothing, and the readout runs only if it has planes
+    of its own to fill.
     """
     state = adapter.prelude(tokens, ctx)
     for index in range(full_loops):
         state = adapter.loop(state, index, ctx)
     if not want_tokens and not readout_has_planes:
-        return None
+        return _mark_states(state)
     logits = adapter.readout(state, ctx)
     assert logits.shape[1] == 1, "readout must pass its rows through ctx.logit_rows before the head"
     if not want_tokens:
-        return None
-    return choose_tokens(logits, next_positions[:, None], sampling, mode)[:, 0]
+        return _mark_states(state)
+    tokens = choose_tokens(logits, next_positions[:, None], sampling, mode)
+    return mark_not_finite(tokens, logits)[:, 0]
+
+
+def _mark_states(state: LoopState) -> Tensor:
+    """Return [B] int64: `NOT_FINITE` for requests with NaN or infinity in a row of their state."""
+    finite = torch.stack([part.flatten(1).isfinite().all(dim=1) for part in state]).all(dim=0)
+    return torch.where(finite, 0, NOT_FINITE)

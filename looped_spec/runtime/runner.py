@@ -17,6 +17,7 @@ from looped_spec.runtime.early_exit import ExitRule, exit_round
 from looped_spec.runtime.kv_cache import TRASH_BLOCK, KVPool, blocks_for
 from looped_spec.runtime.request import Request
 from looped_spec.runtime.round import can_read_shadows, prefill, speculative_round
+from looped_spec.runtime.sampler import NOT_FINITE
 from looped_spec.runtime.scheduler import PrefillChunk
 
 # A batch of prompts is padded to its longest chunk; below this share of real rows it is run in
@@ -26,8 +27,8 @@ _MIN_FILL = 0.5
 
 @dataclass(frozen=True)
 class RoundResult:
-    """A round on the host, per request: the target's tokens, how many drafts were accepted, and
-    the work done, in rows times loops.
+    """A round on the host, per request: the target's tokens (or `NOT_FINITE`), how many drafts
+    were accepted, and the work done, in rows times loops.
 
     `shadow` holds for each of `shadow_depths` in how many leading rows a draft of that depth
     agrees with the target; those behind `accepted` tell nothing.
@@ -38,6 +39,11 @@ class RoundResult:
     loop_rows: list[int]
     shadow_depths: tuple[int, ...] = ()
     shadow: list[list[int]] = field(default_factory=list)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether every row had logits to choose from, those behind a rejected draft too."""
+        return min(map(min, self.tokens)) != NOT_FINITE
 
 
 class ModelRunner:
@@ -112,7 +118,7 @@ class ModelRunner:
     @torch.inference_mode()
     def prefill(self, chunks: Sequence[PrefillChunk]) -> list[int | None]:
         """Compute chunks of known tokens; return the next token of each chunk that ends its
-        prompt."""
+        prompt, or `NOT_FINITE` for any chunk."""
         tokens: list[int | None] = [None] * len(chunks)
         order = sorted(range(len(chunks)), key=lambda i: chunks[i].stop - chunks[i].start)
         while order:
@@ -201,6 +207,11 @@ class ModelRunner:
         used = blocks_for(request.num_computed, self.pool.block_size)
         return self.pool.save(request.blocks[:used])
 
+    def clean_cache(self) -> None:
+        """Put zeros for what is not finite anywhere in the cache: what is masked still meets a zero
+        weight, and 0 * NaN is NaN, in whatever request holds the block next."""
+        self.pool.clean()
+
     def _restore_cache(self, request: Request) -> None:
         """Put a saved cache into the blocks that the request holds now."""
         saved = cast("list[tuple[Tensor, Tensor]]", request.saved_cache)
@@ -241,10 +252,11 @@ class ModelRunner:
             want_tokens=want,
             readout_has_planes=self._readout_has_planes,
         )
-        if out is None:
-            return [None] * len(chunks)
         chosen: list[int] = out.tolist()
-        return [token if c.ends_prompt else None for token, c in zip(chosen, chunks, strict=True)]
+        return [
+            token if chunk.ends_prompt or token == NOT_FINITE else None
+            for token, chunk in zip(chosen, chunks, strict=True)
+        ]
 
     def _paged_rows(self, batch: BatchTensors, num_positions: int) -> PagedRows:
         """Return what the rows share; block tables are cut to the blocks that `num_positions`

@@ -21,6 +21,9 @@ from looped_spec.sampling_params import SamplingParams
 
 _NUCLEUS_UNITS = 2.0**40
 
+NOT_FINITE = -1
+"""Stands for a token of the target that could not be chosen."""
+
 
 class SamplingMode(enum.Enum):
     """How much work token choice is for a batch: the most that one of its rows needs."""
@@ -82,6 +85,12 @@ def choose_tokens(
     if noise is None:
         noise = gumbel_noise(params.seeds[:, None], positions, logits.shape[-1])
     return torch.where(is_greedy, greedy, (scaled + noise).argmax(dim=-1))
+
+
+def mark_not_finite(tokens: Tensor, logits: Tensor) -> Tensor:
+    """Put `NOT_FINITE` for tokens ([B, T] int64) whose logits ([B, T, V]) hold NaN or infinity, or
+    nothing else than minus infinity."""
+    return torch.where(logits.amax(dim=-1).isfinite(), tokens, NOT_FINITE)
 
 
 def filter_logits(scaled: Tensor, params: SamplingTensors) -> Tensor:

@@ -41,6 +41,11 @@ class RoundTally:
         self._told.append(told)
         return proposed, accepted
 
+    @property
+    def is_finite(self) -> bool:
+        """See `RoundResult.is_finite`."""
+        return self._result.is_finite
+
     def feedback(
         self,
         plan: SpeculationPlan,
