@@ -86,8 +86,9 @@ class Scheduler:
         """Return the requests that run a round in this step, in the order of arrival, each with
         memory for its next token.
 
-        Where memory is short the newest give theirs back, so this is the batch that speculation is
-        planned for: none of them is preempted any more before it has run.
+        Where memory is short, what was meant for drafts is taken back, and then the newest give up
+        theirs; so this is the batch that speculation is planned for: none of them is preempted any
+        more before it has run.
         """
         batch: list[Request] = []
         decoding = Status.DECODING
@@ -98,6 +99,8 @@ class Scheduler:
                 batch.append(request)
                 continue
             while not self._grow(request, request.num_tokens):
+                if self._take_back_spare_blocks():
+                    continue
                 victim = self.running[-1]
                 self._preempt(victim)
                 if victim is request:
@@ -212,6 +215,20 @@ class Scheduler:
         wanted = min(request.num_tokens + count, request.max_cached_tokens)
         free = self.allocator.num_free * self.block_size
         self._grow(request, min(wanted, request.capacity + free))
+
+    def _take_back_spare_blocks(self) -> bool:
+        """Free what only drafts would have used; return whether there was anything."""
+        found = False
+        for request in self.running:
+            needed = blocks_for(request.num_tokens, self.block_size)
+            spare = request.blocks[needed:]
+            if spare:
+                request.blocks = request.blocks[:needed]
+                request.capacity = needed * self.block_size
+                request.num_table_blocks = 0  # the table names blocks that are no longer its own
+                self.allocator.free(spare)
+                found = True
+        return found
 
     def _preempt(self, request: Request) -> None:
         """Take a request's memory; it keeps its tokens and computes them again when there is

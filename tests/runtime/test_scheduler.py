@@ -14,7 +14,7 @@ from looped_spec.control.plan import Candidate
 from looped_spec.control.static import StaticPolicy
 from looped_spec.errors import CapacityError
 from looped_spec.runtime.engine import Engine
-from looped_spec.runtime.kv_cache import TRASH_BLOCK
+from looped_spec.runtime.kv_cache import TRASH_BLOCK, blocks_for
 from looped_spec.runtime.request import Request, Status
 from looped_spec.runtime.runner import RoundResult
 from looped_spec.runtime.scheduler import PrefillChunk, Scheduler
@@ -85,6 +85,15 @@ class FakeRunner:
         assert len(request.blocks) * self.block_size >= num_tokens
 
 
+class StrictScheduler(Scheduler):
+    """A scheduler that is caught preempting for anything but the next token of a request."""
+
+    def _preempt(self, request: Request) -> None:
+        needed = [blocks_for(r.num_tokens, self.block_size) for r in self.running]
+        assert sum(needed) > self.allocator.num_blocks, "preempted for the sake of drafts"
+        super()._preempt(request)
+
+
 def fake_engine(
     *,
     num_blocks: int,
@@ -97,7 +106,7 @@ def fake_engine(
     runner = FakeRunner(block_size, max_num_seqs, seed)
     engine = Engine(
         runner,  # type: ignore[arg-type]
-        Scheduler(num_blocks, block_size, max_num_seqs, max_num_batched_tokens),
+        StrictScheduler(num_blocks, block_size, max_num_seqs, max_num_batched_tokens),
         StaticPolicy(Candidate(k, 1 if k else 0)),
         max_model_len=num_blocks * block_size + 1,
     )
@@ -189,6 +198,21 @@ def test_what_a_preemption_freed_is_not_given_back_in_the_same_step() -> None:
     # One preemption each time the older needs a block, not one a step.
     assert engine.scheduler.num_preemptions == 1
     assert all(len(request.output_token_ids) == 9 for request in requests)
+
+
+def test_drafts_take_what_is_free_and_give_it_back_before_anyone_is_preempted() -> None:
+    # Two requests of three blocks each in the end, and one block beside them.
+    engine, runner = fake_engine(num_blocks=7, block_size=4, max_num_seqs=2, k=8)
+    requests = [engine.add_request([1] * 3, params(10)) for _ in range(2)]
+    engine.step()
+    engine.step()
+    assert runner.lengths == [8]
+    assert engine.scheduler.allocator.num_free < 3, "drafts got memory"
+    while engine.has_work:
+        engine.step()
+        check_ownership(engine, requests)
+    assert engine.scheduler.num_preemptions == 0
+    assert all(len(request.output_token_ids) == 10 for request in requests)
 
 
 @pytest.mark.parametrize("k", [0, 3])
