@@ -83,6 +83,7 @@ def _fields(record: PluginRecord) -> dict[str, Any]:
         "entry_point": record.entry_point,
         "status": record.status,
         "model_types": list(record.model_types),
+        "accepts": spec.accepts if spec else None,
         "capabilities": dataclasses.asdict(spec.capabilities) if spec else None,
         "demo": f"demo:{record.name}" if spec and spec.demo_package else None,
         "distribution": record.distribution,
@@ -96,7 +97,7 @@ def _as_table(settings: Settings, records: list[PluginRecord]) -> str:
     rows = [tuple(column.replace("_", " ").upper() for column in COLUMNS)]
     for record in records:
         shown = _fields(record) | {
-            "model_types": ",".join(record.model_types),
+            "model_types": _model_types_text(record),
             "capabilities": _capabilities_text(record.spec.capabilities) if record.spec else "",
             "distribution": f"{record.distribution} {record.version}",
         }
@@ -109,6 +110,12 @@ def _as_table(settings: Settings, records: list[PluginRecord]) -> str:
     if not records:
         lines = ["no plugins are installed"]
     return "\n".join([*lines, "", *_settings_lines(settings)])
+
+
+def _model_types_text(record: PluginRecord) -> str:
+    """Mark the model types of which an adapter takes only its own models."""
+    some = " (some)" if record.spec and record.spec.accepts else ""
+    return ",".join(f"{model_type}{some}" for model_type in record.model_types)
 
 
 def _capabilities_text(capabilities: Capabilities) -> str:

@@ -42,6 +42,7 @@ def test_json_has_every_field_of_a_good_plugin(site: FakeSite) -> None:
         "entry_point": "plugin",
         "status": "active",
         "model_types": ["fake_x", "fake_y"],
+        "accepts": None,
         "capabilities": {
             "early_exit": [dataclasses.asdict(ExitCriterion("gate", 0.5))],
             "resumable": True,
@@ -103,6 +104,15 @@ def test_the_table_has_one_row_per_plugin_with_the_same_content(site: FakeSite) 
     assert "unavailable" in rows["fake_poor"]
     assert "missing module fake_nowhere" in rows["fake_poor"]
     assert rows["fake_toy"].index("fake-good") == rows["fake_poor"].index("fake-poor")
+
+
+def test_types_of_which_an_adapter_takes_only_its_own_models_are_marked(
+    fake_site: FakeSite,
+) -> None:
+    fake_site.add("fake-good", plugin_source("fake_toy", "fake_x", accepts="fake_toy:is_mine"))
+    _, plugins, _ = run_json(fake_site)
+    assert plugins["fake_toy"]["accepts"] == "fake_toy:is_mine"
+    assert "fake_x (some)" in fake_site.run("-m", "looped_spec", "adapters").stdout
 
 
 @pytest.mark.parametrize(
