@@ -4,6 +4,9 @@ from __future__ import annotations
 
 DOWN, NONE, UP = -1, 0, 1
 
+RISING = 1.0
+"""Log-likelihood above which a probe that looks for a change goes on."""
+
 
 class ChangeDetector:
     """A two-sided CUSUM on residuals of acceptance, in log-likelihood units.
@@ -32,12 +35,20 @@ class ChangeDetector:
         self.up_rounds = self.down_rounds = 0
 
     @property
+    def is_rising(self) -> bool:
+        """Whether the evidence for an upward change outweighs a single hit that was likely."""
+        return self._up > RISING
+
+    @property
     def suspicion(self) -> float:
         """The larger sum over the threshold: 1 is an alarm."""
         return max(self._up, self._down) / self._threshold
 
-    def step(self, residual: float, variance: float) -> int:
-        """Take the residual H - E of one round with its variance V; return UP, DOWN or NONE."""
+    def step(self, residual: float, variance: float, alertness: float = 1.0) -> int:
+        """Take the residual H - E of one round with its variance V; return UP, DOWN or NONE.
+
+        The threshold is multiplied by `alertness`, below 1 where a change is more likely.
+        """
         penalty = self._penalty * variance
         gain = self._logits * residual
         up = self._up + gain - penalty
@@ -54,9 +65,10 @@ class ChangeDetector:
         else:
             self._down = 0.0
             self.down_rounds = 0
-        if up > self._threshold:
+        threshold = self._threshold * alertness
+        if up > threshold:
             return UP
-        if down > self._threshold:
+        if down > threshold:
             return DOWN
         return NONE
 

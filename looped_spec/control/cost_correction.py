@@ -13,7 +13,8 @@ OUTLIER = math.log(3.0)
 compiled on first use, teaches nothing, unless it is one of `MAX_OUTLIERS` + 1 in a row."""
 
 MAX_OUTLIERS = 4
-WINSOR = 0.4
+USUAL_DEVIATIONS = 5.0
+MAX_ODD_ROUNDS = 4
 KNOWN_ROUNDS = 4
 """Rounds after which a cell's own mean says what it costs."""
 
@@ -62,7 +63,9 @@ class CostCorrection:
         self._spread = deviation
         self._noise = 0.05
         self.common = 0.0
-        self._last: Cell | None = None
+        self._odd: Cell | None = None
+        self._odd_sum = 0.0
+        self._odd_rounds = 0
         self._group: dict[Any, tuple[float, float]] = {}
         self.version = 0
 
@@ -78,8 +81,8 @@ class CostCorrection:
     def learn(self, cell: Cell, ratio: float) -> bool:
         """Take in log(measured / expected) of a round; return whether the cell's correction moved.
 
-        How a surprise is shared out: of a cell that is known and ran last, it belongs to all
-        candidates; of one that did not run last it tells the candidates apart.
+        Of a cell that is known, a small surprise moves the common factor and, little, the cell; a
+        large one see `_learn_unusual`.
         """
         if cell.rounds < KNOWN_ROUNDS:
             return self._learn_new(cell, ratio)
@@ -88,20 +91,46 @@ class CostCorrection:
             cell.outliers += 1
             return False
         cell.outliers = 0
-        limit = 4.0 * self._noise
-        is_usual = -limit < surprise < limit
-        surprise = max(-WINSOR, min(WINSOR, surprise))
-        if is_usual:
-            self._noise += 0.02 * (1.25 * abs(surprise) - self._noise)
-            self._noise = max(self._noise, NOISE_FLOOR)
-            step = surprise / min(cell.rounds + 1, MEMORY_ROUNDS)
-        else:
-            step = 0.0 if cell is self._last else 0.5 * surprise
+        limit = USUAL_DEVIATIONS * self._noise
+        if not -limit < surprise < limit:
+            return self._learn_unusual(cell, surprise)
+        moved = self._settle()
+        self._noise += 0.02 * (1.25 * abs(surprise) - self._noise)
+        self._noise = max(self._noise, NOISE_FLOOR)
+        step = surprise / min(cell.rounds + 1, MEMORY_ROUNDS)
         self.common += FAST_GAIN * (surprise - step)
-        self._last = cell
         cell.mean += step
         cell.rounds += 1
-        return abs(step) > 0.002
+        return moved or abs(step) > 0.002
+
+    def _learn_unusual(self, cell: Cell, surprise: float) -> bool:
+        """Keep a surprise until it is clear whose it is: if the next round of another cell is as
+        surprising, or this one's are for long, it is common to all; if another cell is as usual,
+        it is this cell's own."""
+        if self._odd is not None and self._odd is not cell and surprise * self._odd_sum > 0.0:
+            self.common += (self._odd_sum + surprise) / (self._odd_rounds + 1)
+            self._odd = None
+            return False
+        if self._odd is not cell:
+            self._settle()
+            self._odd, self._odd_sum, self._odd_rounds = cell, 0.0, 0
+        self._odd_sum += surprise
+        self._odd_rounds += 1
+        if self._odd_rounds >= MAX_ODD_ROUNDS:
+            self.common += self._odd_sum / self._odd_rounds
+            self._odd = None
+        return False
+
+    def _settle(self) -> bool:
+        """Give a surprise that was kept to its own cell; a single round's is nobody's."""
+        cell = self._odd
+        self._odd = None
+        if cell is None or self._odd_rounds < 2:
+            return False
+        cell.mean += self._odd_sum / self._odd_rounds
+        cell.rounds = KNOWN_ROUNDS
+        self.version += 1
+        return True
 
     def _learn_new(self, cell: Cell, ratio: float) -> bool:
         value = ratio - self.common
@@ -115,7 +144,6 @@ class CostCorrection:
         cell.outliers = 0
         cell.rounds += 1
         cell.mean += (value - cell.mean) / cell.rounds
-        self._last = cell
         self._regroup()
         return True
 
@@ -180,7 +208,6 @@ class CostCorrection:
             },
             "common": self.common,
             "noise": self._noise,
-            "last": self._last.key if self._last else None,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -193,5 +220,5 @@ class CostCorrection:
             cell.mean, cell.rounds, cell.outliers = float(mean), int(rounds), int(outliers)
         self.common = float(state["common"])
         self._noise = float(state["noise"])
-        self._last = self._cells.get(state["last"]) if state["last"] else None
+        self._odd = None
         self._regroup()

@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from looped_spec.control.acceptance import AcceptanceModel, count_trials
-from looped_spec.control.change import UP
 from looped_spec.control.config import AdaptiveSpecConfig
 from looped_spec.control.cost_correction import CostCorrection
 from looped_spec.control.cost_model import CostModel
-from looped_spec.control.coupling import DepthCoupling
+from looped_spec.control.explorer import Explorer
+from looped_spec.control.levels import DepthLevels
 from looped_spec.control.plan import RoundFeedback
 from looped_spec.control.policy import CandidateScore, Choice, Issued
-from looped_spec.control.probes import Burst, ProbeBudget
 from looped_spec.control.score_table import PLAIN_DEPTH, Arm, ScoreTable
 
 COUPLE_TRIALS = 16
@@ -47,16 +46,16 @@ class GoodputPolicy:
         offsets = [
             given.get(d, settings.depth_offset_logits * math.log2(d / depths[0])) for d in depths
         ]
-        coupling = DepthCoupling(
-            offsets,
-            settings.base_acceptance,
+        base = math.log(settings.base_acceptance / (1.0 - settings.base_acceptance))
+        levels = DepthLevels(
+            [base + offset for offset in offsets],
+            settings.level_deviation,
             settings.offset_deviation,
-            settings.depth_prior_trials,
         )
-        self._acceptance = AcceptanceModel(longest, settings, coupling)
+        self._acceptance = AcceptanceModel(longest, settings, levels)
         self._depth_number = {depth: number for number, depth in enumerate(depths)}
         self._longest = [longest[depth] for depth in depths]
-        self._budget = ProbeBudget(settings)
+        self._explorer = Explorer(settings, self._acceptance, self._correction)
         self._tables: dict[tuple[int, int, int], ScoreTable] = {}
         self._current = [bucket.initial for bucket in config.buckets]
         self._reasons = ["initial"] * len(config.buckets)
@@ -70,7 +69,6 @@ class GoodputPolicy:
         self._dwell = 0.0
         self._lead = 0.0
         self._uncoupled = 0
-        self._explore_in = settings.explore_interval
         self._joins = [0] * COHORT_ROUNDS
         self._round = 0
 
@@ -92,31 +90,13 @@ class GoodputPolicy:
         if self._fresh:
             self._fresh = False
             self._decide()
-        budget = self._budget
-        budget.earn()
         current = self._current[bucket]
-        burst = budget.burst
-        if burst is not None:
-            probe = self._continue(burst)
-            if probe is not None:
-                return probe
-        elif self._table.arms[current].k:
-            self._explore_in -= 1
-            if self._explore_in <= 0:
-                self._explore_in = self._settings.explore_interval
-                self._explore()
-                if budget.burst is not None:
-                    probe = self._continue(budget.burst)
-                    if probe is not None:
-                        return probe
-        elif self._table.has_drafts:
-            budget.waited += 1
-            if budget.waited >= budget.interval and self._start_off_probe():
-                assert budget.burst is not None
-                probe = self._continue(budget.burst)
-                if probe is not None:
-                    return probe
-        return self._choices[bucket][current]
+        is_off = not self._table.arms[current].k
+        self._acceptance.alertness = self._settings.off_alertness if is_off else 1.0
+        probed = self._explorer.step(self._table, current, batch_size)
+        if probed is None:
+            return self._choices[bucket][current]
+        return Choice(probed, True, (), "probe")
 
     def _enter(self, bucket: int, batch_size: int, context_tokens: float) -> None:
         """Move to the table of another batch size, context or bucket."""
@@ -133,14 +113,13 @@ class GoodputPolicy:
             settings.evidence_trials, settings.evidence_rounds * batch_size
         )
         if is_other_bucket:
-            self._budget.burst = None
+            self._explorer.drop()
             self._dwell = math.inf
             self._decide(margin=0.0)
         else:
             self._fresh = True
         if is_other_bucket or is_other_context:
-            self._budget.restart()
-            self._explore_in = min(self._explore_in, 2)
+            self._explorer.restart()
 
     def _decide(self, margin: float | None = None) -> None:
         """Take another candidate if it is far enough ahead."""
@@ -156,6 +135,11 @@ class GoodputPolicy:
         settings = self._settings
         if self._dwell < settings.dwell_trials:
             return
+        if table.arms[position].depth == PLAIN_DEPTH and margin is None:
+            # Plain decoding shows nothing more: be sure that no draft pays.
+            arm = table.arms[current]
+            deviation = math.sqrt(self._acceptance.levels.covariance[arm.depth][arm.depth])
+            score *= self._explorer.gain(arm, settings.optimism * deviation)
         advantage = best / score - 1.0 if score > 0.0 else math.inf
         if margin is None:
             margin = settings.margin
@@ -174,109 +158,9 @@ class GoodputPolicy:
         self._choices[bucket][position] = Choice(position, False, (), reason)
         self._dwell = 0.0
         self._lead = 0.0
-        burst = self._budget.burst
-        if burst is not None and (burst.position == position or burst.is_off):
-            self._budget.burst = None
         if was_plain != (not self._table.arms[position].k):
-            self._budget.restart()
-            self._budget.waited = 0.0
-
-    # -- probing
-
-    def _loss(self, position: int) -> float:
-        """Return what a round of a candidate is expected to lose, in rounds of the current one."""
-        table, tokens = self._table, self._acceptance.tokens
-        current = self._current[table.bucket]
-        here = table.score(current, tokens)
-        there = table.score(position, tokens)
-        share = max(0.0, 1.0 - there / here) if here > 0.0 else 0.0
-        return share * table.cost(table.arms[position]) / table.cost(table.arms[current])
-
-    def _continue(self, burst: Burst) -> Choice | None:
-        """Return the next round of a probe; None if it is over or waits for what it has shown."""
-        budget = self._budget
-        if burst.bucket != self._bucket:
-            budget.burst = None
-            return None
-        if burst.issued > burst.returned:
-            burst.waited += 1
-            if burst.waited > 64:
-                budget.burst = None
-            return None
-        if burst.issued and self._is_over(burst):
-            budget.burst = None
-            if burst.is_off:
-                budget.back_off(self._loss(burst.position))
-            return None
-        burst.issued += 1
-        burst.waited = 0
-        budget.spend(self._loss(burst.position))
-        return Choice(burst.position, True, (), "probe")
-
-    def _is_over(self, burst: Burst) -> bool:
-        if burst.issued >= burst.limit:
-            return True
-        if burst.is_off:
-            return 2 * burst.hits < burst.trials
-        table, tokens = self._table, self._acceptance.tokens
-        here = table.score(self._current[table.bucket], tokens)
-        is_behind = table.score(burst.position, tokens) < (1.0 - self._settings.behind) * here
-        return is_behind and burst.returned >= 4
-
-    def _burst_rounds(self, least: int) -> int:
-        return max(least, math.ceil(self._settings.burst_trials / self._batch_size))
-
-    def _start_off_probe(self) -> bool:
-        arms = [arm for arm in self._table.arms if arm.k]
-        shortest = min(arm.k for arm in arms)
-        position = min(
-            (arm.position for arm in arms if arm.k == shortest), key=lambda p: (self._loss(p), p)
-        )
-        if self._budget.credit < self._loss(position):
-            return False
-        self._budget.burst = Burst(self._bucket, position, self._burst_rounds(1), True)
-        return True
-
-    def _explore(self) -> None:
-        """Start a probe of the candidate that might be best, if any might and it can be paid."""
-        table = self._table
-        if table.version != self._correction.version:
-            table.refresh()
-            self._fresh = True
-        settings = self._settings
-        acceptance = self._acceptance
-        tokens = acceptance.tokens
-        current = table.arms[self._current[table.bucket]]
-        here = table.score(current.position, tokens)
-        best, target = here * 1.01, None
-        for arm in table.arms:
-            if arm is current or (arm.depth == PLAIN_DEPTH and not table.plain_score):
-                continue
-            variance = self._correction.deviation(arm.cell) ** 2
-            if arm.depth not in (PLAIN_DEPTH, current.depth):
-                slope = self._slope(arm)
-                variance += slope * slope * acceptance.level_variance(arm.depth)
-            hope = table.score(arm.position, tokens) * math.exp(
-                settings.optimism * math.sqrt(variance)
-            )
-            if hope > best:
-                best, target = hope, arm
-        if target is None:
-            return
-        rounds = self._burst_rounds(2) if target.k else 2
-        if self._budget.credit >= rounds * self._loss(target.position):
-            self._budget.burst = Burst(self._bucket, target.position, rounds, False)
-
-    def _slope(self, arm: Arm) -> float:
-        """Return d log E(K) / d x, x the log-odds of the acceptance of all positions."""
-        chances = self._acceptance.chances(arm.depth)
-        survival = weighted = 0.0
-        total, survival = 1.0, 1.0
-        for position in range(arm.k):
-            survival *= chances[position]
-            weighted += (position + 1) * survival
-            total += survival
-        return (1.0 - chances[0]) * weighted / total
+            self._explorer.drop()
+            self._explorer.budget.pause()
 
     # -- learning
 
@@ -285,6 +169,7 @@ class GoodputPolicy:
         ran = feedback.num_speculative_tokens
         k = issued.candidate.num_speculative_tokens if ran is None else ran
         trials = 0
+        hits: list[int] = []
         is_full = True
         if k and issued.candidate.num_speculative_tokens:
             longest = issued.candidate.num_speculative_tokens
@@ -298,27 +183,34 @@ class GoodputPolicy:
                 change = self._acceptance.record(number, counts, hits)
                 self._uncoupled += trials
                 if change:
-                    self._changed(change)
+                    self._changed()
                 elif self._uncoupled >= COUPLE_TRIALS:
                     self._uncoupled = 0
                     self._acceptance.couple()
                 self._dwell += trials
                 self._fresh = True
             is_full = ran is not None or max(feedback.proposed, default=0) == k
-            burst = self._budget.burst
-            if burst is not None and issued.probe and issued.position == burst.position:
-                burst.returned += 1
-                if counts:
-                    burst.trials += trials
-                    burst.hits += hits[0]
+            self._explorer.ran(number)
         else:
-            self._acceptance.age(0.25)
             self._dwell += len(feedback.proposed)
-            burst = self._budget.burst
-            if burst is not None and issued.probe and issued.position == burst.position:
-                burst.returned += 1
+        if issued.probe:
+            self._probed(issued, feedback, trials, hits[0] if trials else 0)
         if is_full and not feedback.num_prefill_tokens and not feedback.shadow:
             self._learn_cost(issued, k, feedback.seconds)
+
+    def _probed(self, issued: Issued, feedback: RoundFeedback, trials: int, hits: int) -> None:
+        """Charge a round of a probe with what it lost: its time in rounds of the current candidate,
+        less its tokens in those of such a round."""
+        table = self._table
+        if issued.bucket != table.bucket:
+            return
+        current = table.arms[self._current[table.bucket]]
+        there = table.arms[issued.position]
+        usual = self._acceptance.tokens[current.depth][current.k] if current.k else 1.0
+        size = len(feedback.accepted)
+        tokens = 1.0 + sum(feedback.accepted) / size if size else usual
+        loss = table.cost(there) / table.cost(current) - tokens / usual
+        self._explorer.heard(issued.position, trials, hits, loss)
 
     def _learn_cost(self, issued: Issued, k: int, seconds: float) -> None:
         if not 0.0 < seconds < math.inf:
@@ -336,12 +228,10 @@ class GoodputPolicy:
             if table is self._table:
                 self._fresh = True
 
-    def _changed(self, change: int) -> None:
+    def _changed(self) -> None:
         self._uncoupled = 0
         self._dwell = max(self._dwell, self._settings.dwell_trials)
-        self._explore_in = min(self._explore_in, 2)
-        if change == UP or not self._table.arms[self._current[self._table.bucket]].k:
-            self._budget.restart()
+        self._explorer.restart()
 
     def _join(self, batch_size: int, new_requests: int) -> None:
         """Discount evidence if at least half of the requests came within `COHORT_ROUNDS` rounds."""
@@ -352,7 +242,7 @@ class GoodputPolicy:
         if 2 * sum(j & 0xFFFFF for j in recent) >= batch_size and self._round > 1:
             self._joins = []
             self._acceptance.keep(self._settings.cohort_trials)
-            self._budget.restart()
+            self._explorer.restart()
             self._fresh = True
 
     # -- tables
@@ -402,9 +292,8 @@ class GoodputPolicy:
 
     def overruled(self, bucket: int, choice: Choice, index: int) -> None:
         """Take back a round of a probe that did not run."""
-        burst = self._budget.burst
-        if choice.probe and burst is not None:
-            burst.issued -= 1
+        if choice.probe:
+            self._explorer.taken_back()
 
     def reason(self, bucket: int) -> str:
         """Return why the current candidate is current."""
@@ -431,7 +320,7 @@ class GoodputPolicy:
     def counters(self) -> dict[str, float]:
         """Return what probes lost so far, in rounds, and how many changes were found."""
         return {
-            "probe_cost_rounds": self._budget.spent,
+            "probe_cost_rounds": self._explorer.budget.spent,
             "changes": float(self._acceptance.changes),
         }
 
@@ -441,7 +330,7 @@ class GoodputPolicy:
             "current": list(self._current),
             "acceptance": self._acceptance.state_dict(),
             "cost": self._correction.state_dict(),
-            "budget": self._budget.state_dict(),
+            "explorer": self._explorer.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -449,7 +338,7 @@ class GoodputPolicy:
         self._current = [int(position) for position in state["current"]]
         self._acceptance.load_state_dict(state["acceptance"])
         self._correction.load_state_dict(state["cost"])
-        self._budget.load_state_dict(state["budget"])
+        self._explorer.load_state_dict(state["explorer"])
         self._tables.clear()
         self._bucket = -1
         self._table = self._table_of(0, 1, self._bin(0.0))
