@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = {"looped_spec": ROOT / "looped_spec"} | {
     folder.name: folder for folder in sorted((ROOT / "adapters").glob("*/looped_spec_*"))
 }
+DEMOS = {package for package in PACKAGES if package != "looped_spec"}
 DEMO = {"config.json", "model.safetensors", "tokenizer.json", "README.md"}
 UNWANTED = ("tests", "shared", "__pycache__", ".venv", "golden")
 
@@ -35,8 +36,8 @@ def main(wheel: str, wheel_from_tree: str, sdist: str) -> None:
         files = [*folder.rglob("*.py"), *folder.rglob("*.tmpl"), *folder.glob("presets/*")]
         inside = {f"{package}/{file.relative_to(folder).as_posix()}" for file in files}
         assert inside <= set(names), f"not in the wheel: {inside - set(names)}"
-    missing = {f"looped_spec_ouro/demo/{name}" for name in DEMO} - set(names)
-    assert not missing, f"the demo lacks {missing}"
+    missing = {f"{package}/demo/{name}" for package in DEMOS for name in DEMO} - set(names)
+    assert not missing, f"the demos lack {missing}"
     with tarfile.open(sdist) as archive:
         members = archive.getmembers()
     assert all(member.isfile() for member in members), "the source distribution holds a link"

@@ -23,21 +23,47 @@ from tqdm import tqdm
 from workloads import Workload, add_text_flags, markdown, read_workloads, run_command
 
 from looped_spec import LLM, ModelAdapter, SamplingParams
-from looped_spec.errors import UnsupportedError, check_int
+from looped_spec.errors import ConfigError, UnsupportedError, check_int, closest
 from looped_spec.runtime.early_exit import ExitRule
 
+Setting = tuple[str, float]
+"""A criterion and its threshold; FULL or FIXED and a number of loops."""
 FULL = "full depth"
 FIXED = "fixed depth"
 
 
-def rules(criterion: str, thresholds: Sequence[float], loops: int) -> dict[tuple[str, float], Any]:
-    """Return the exit rules to compare under (criterion, threshold); full depth comes first."""
-    full = ExitRule(criterion, math.inf, 1, loops)
-    found: dict[tuple[str, float], ExitRule] = {(FULL, float(loops)): full}
+def rules(exits: Sequence[Setting], loops: int) -> dict[Setting, ExitRule]:
+    """Return the exit rules to compare; full depth comes first."""
+    full = ExitRule(exits[0][0], math.inf, 1, loops)
+    found: dict[Setting, ExitRule] = {(FULL, float(loops)): full}
     for depth in range(1, loops):
         found[FIXED, float(depth)] = replace(full, threshold=-math.inf, min_loops=depth)
-    for threshold in thresholds:
-        found[criterion, threshold] = replace(full, threshold=threshold)
+    for criterion, threshold in exits:
+        found[criterion, threshold] = ExitRule(criterion, threshold, 1, loops)
+    return found
+
+
+def read_exits(llm: LLM, given: Sequence[Sequence[str]]) -> list[Setting]:
+    """Return the settings that the command line names, each a criterion and its thresholds."""
+    known = [criterion.name for criterion in llm.loaded.adapter.capabilities.early_exit]
+    if not known:
+        raise UnsupportedError(f"{llm.loaded.name} declares no signal for early exit")
+    found = []
+    for criterion, *thresholds in given:
+        if criterion not in known:
+            raise ConfigError(
+                f"the criterion of --exit must be one of {', '.join(known)}, "
+                f"got '{criterion}'{closest(criterion, known)}"
+            )
+        for threshold in thresholds:
+            try:
+                found.append((criterion, float(threshold)))
+            except ValueError:
+                raise ConfigError(
+                    f"a threshold of --exit must be a number, got '{threshold}'"
+                ) from None
+    if not found:
+        raise ConfigError("--exit needs a criterion and at least one threshold")
     return found
 
 
@@ -45,8 +71,8 @@ def quality(
     adapter: ModelAdapter,
     works: Sequence[Workload],
     prompt_tokens: int,
-    wanted: dict[tuple[str, float], ExitRule],
-) -> dict[tuple[str, float], Quality]:
+    wanted: dict[Setting, ExitRule],
+) -> dict[Setting, Quality]:
     """Measure every rule on all texts together."""
     rows = [torch.tensor(work.rows) for work in works]
     steps = sum(each.shape[1] - prompt_tokens - 1 for each in rows)
@@ -64,9 +90,9 @@ def speed(
     model: str,
     works: Sequence[Workload],
     prompt_tokens: int,
-    settings: dict[tuple[str, float], dict[str, Any]],
+    settings: dict[Setting, dict[str, Any]],
     args: argparse.Namespace,
-) -> dict[tuple[str, float], dict[str, Any]]:
+) -> dict[Setting, dict[str, Any]]:
     """Time completions with every setting of `LLM`, in turn, `args.repeats` times."""
     prompts = [row[:prompt_tokens] for work in works for row in work.rows[: args.timed_prompts]]
     params = SamplingParams(max_tokens=args.max_tokens, temperature=0.0, ignore_eos=True)
@@ -83,8 +109,8 @@ def speed(
         )
         for name, options in settings.items()
     }
-    rates: dict[tuple[str, float], list[float]] = {name: [] for name in llms}
-    loops: dict[tuple[str, float], float] = {}
+    rates: dict[Setting, list[float]] = {name: [] for name in llms}
+    loops: dict[Setting, float] = {}
     for llm in llms.values():
         llm.generate(prompts[:1], replace(params, max_tokens=8), use_tqdm=False)  # warm-up
     with tqdm(total=args.repeats * len(llms), unit="run", desc="speed") as bar:
@@ -103,7 +129,7 @@ def speed(
             "tokens_per_second": round(statistics.median(found), 1),
             "tokens_per_second_least": round(min(found), 1),
             "tokens_per_second_greatest": round(max(found), 1),
-            "loops_per_token_generated": round(loops[name], 3),
+            "loops_per_token_written": round(loops[name], 3),
         }
         for name, found in rates.items()
     }
@@ -111,19 +137,19 @@ def speed(
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Lay the numbers out, one setting a row."""
-    timed = any("tokens_per_second" in row for row in rows)
-    heads = ["setting", "threshold", "loops per token", "loss", "agrees with full depth"]
+    heads, keys = ["setting", "threshold"], list[tuple[str, str]]()
+    if "loss" in rows[0]:
+        heads += ["loops per token", "loss", "agrees with full depth"]
+        keys += [("mean_loops", ".2f"), ("loss", ".3f"), ("agreement", ".3f")]
+    if "tokens_per_second" in rows[0]:
+        heads += ["loops per token written", "tokens/s, median", "least", "greatest"]
+        keys += [("loops_per_token_written", ".2f")]
+        keys += [(f"tokens_per_second{end}", ".0f") for end in ("", "_least", "_greatest")]
     lines = []
     for row in rows:
-        line = [row["criterion"], f"{row['threshold']:g}", f"{row['mean_loops']:.2f}"]
-        line += [f"{row['loss']:.3f}", f"{row['agreement']:.3f}"]
-        if timed:
-            least, middle, most = (
-                row.get(f"tokens_per_second{end}") for end in ("_least", "", "_greatest")
-            )
-            line.append("" if middle is None else f"{middle:.0f} ({least:.0f} to {most:.0f})")
-        lines.append(line)
-    return markdown([*heads, *(["tokens/s, median (range)"] if timed else [])], lines)
+        numbers = [format(row[key], style) if key in row else "" for key, style in keys]
+        lines.append([row["criterion"], f"{row['threshold']:g}", *numbers])
+    return markdown(heads, lines)
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:
@@ -131,10 +157,16 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add = parser.add_argument
     add("--model", default="demo:ouro", help="default: %(default)s")
-    add("--criterion", help="default: the model family's first")
-    add("--thresholds", type=float, nargs="+", required=True, metavar="t")
+    add(
+        "--exit",
+        nargs="+",
+        action="append",
+        required=True,
+        metavar=("CRITERION", "t"),
+        help="a criterion and thresholds for it; may be given again",
+    )
     add_text_flags(parser)
-    add("--rows", type=int, default=48, help="of each text: %(default)s")
+    add("--rows", type=int, default=48, help="of each text, 0 measures no loss: %(default)s")
     add("--prompt-tokens", type=int, default=32, help="of each row, at full depth: %(default)s")
     add("--row-tokens", type=int, default=160, help="of each row in all: %(default)s")
     timing = parser.add_argument_group("speed, of completions of the same prompts")
@@ -149,8 +181,9 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
     """Measure everything, print the table, and return what the JSON file holds of it."""
-    for name in ("rows", "prompt_tokens", "timed_prompts", "max_tokens", "batch_size", "threads"):
+    for name in ("prompt_tokens", "timed_prompts", "max_tokens", "batch_size", "threads"):
         check_int(f"--{name.replace('_', '-')}", getattr(args, name), 1)
+    check_int("--rows", args.rows, 0)
     check_int("--row-tokens", args.row_tokens, args.prompt_tokens + 2)
     check_int("--repeats", args.repeats, 0)
     torch.set_num_threads(args.threads)
@@ -163,27 +196,26 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         num_speculative_tokens=0,
     )
     adapter, loops = llm.loaded.adapter, llm.full_loops
-    known = [criterion.name for criterion in adapter.capabilities.early_exit]
-    if not known:
-        raise UnsupportedError(f"{llm.loaded.name} declares no signal for early exit")
-    criterion = args.criterion or known[0]
-    works = read_workloads(args, llm.get_tokenizer(), args.rows, args.row_tokens)
-    wanted = rules(criterion, args.thresholds, loops)
-    found = quality(adapter, works, args.prompt_tokens, wanted)
-    timed: dict[tuple[str, float], dict[str, Any]] = {}
+    exits = read_exits(llm, args.exit)
+    num_rows = max(args.rows, args.timed_prompts if args.repeats else 0)
+    works = read_workloads(args, llm.get_tokenizer(), num_rows, args.row_tokens)
+    found: dict[Setting, dict[str, Any]] = {}
+    if args.rows:
+        texts = [replace(work, rows=work.rows[: args.rows]) for work in works]
+        measured = quality(adapter, texts, args.prompt_tokens, rules(exits, loops))
+        found = {setting: asdict(result) for setting, result in measured.items()}
     if args.repeats:
-        settings: dict[tuple[str, float], dict[str, Any]] = {(FULL, float(loops)): {}}
-        for threshold in args.thresholds:
-            settings[criterion, threshold] = {
+        options: dict[Setting, dict[str, Any]] = {(FULL, float(loops)): {}}
+        for criterion, threshold in exits:
+            options[criterion, threshold] = {
                 "exit_criterion": criterion,
                 "exit_threshold": threshold,
             }
-        timed = speed(args.model, works, args.prompt_tokens, settings, args)
-    rows: list[dict[str, Any]] = []
-    for name, result in found.items():
-        row = {"criterion": name[0], "threshold": name[1], **asdict(result)}
-        row |= timed.get(name, {})
-        rows.append(row)
+        for setting, timed in speed(args.model, works, args.prompt_tokens, options, args).items():
+            found[setting] = found.get(setting, {}) | timed
+    if not found:
+        raise ConfigError("nothing to measure: --rows and --repeats are both 0")
+    rows = [{"criterion": c, "threshold": t, **numbers} for (c, t), numbers in found.items()]
     print(table(rows))
     return {
         "model": args.model,

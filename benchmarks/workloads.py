@@ -72,13 +72,15 @@ def run_command(
 ) -> int:
     """Measure, and write what was found beside the command and its time; return the exit status.
 
-    It is 2 for a mistake of the user and 130 when interrupted.
+    It is 2 for a mistake of the user and 130 when interrupted. Of paths the file name alone is
+    written.
     """
+    words = sys.argv[1:] if argv is None else argv
     started, clock = datetime.now(UTC), time.perf_counter()
     try:
         document = measure() | {
             "schema_version": 1,
-            "command": [name, *(sys.argv[1:] if argv is None else argv)],
+            "command": [name, *(word.rpartition("/")[2] for word in words)],
             "started": started.isoformat(timespec="seconds"),
             "seconds": round(time.perf_counter() - clock, 1),
         }

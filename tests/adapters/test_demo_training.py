@@ -65,11 +65,9 @@ def test_training_moves_every_weight_and_another_seed_gives_others(
     other = case.recipe.build(dataclasses.replace(case.settings, seed=1)).module.state_dict()
     for name, value in trained.adapter.module.state_dict().items():
         assert not torch.equal(value, initial[name]), name
-    matrices = {n for n, p in initial.items() if p.ndim == 2 and "gate.weight" not in n}
-    assert matrices >= {n for n in initial if torch.equal(initial[n], other[n])} - {
-        n for n, p in initial.items() if p.ndim != 2 or "early_exit_gate" in n
-    }
-    assert not any(torch.equal(initial[n], other[n]) for n in matrices if "exit_gate" not in n)
+    drawn = [n for n, p in initial.items() if p.ndim == 2 and "early_exit_gate" not in n]
+    assert len(drawn) > 3
+    assert not any(torch.equal(initial[name], other[name]) for name in drawn)
 
 
 @pytest.mark.parametrize("stop_after", [2, 3, 4])

@@ -32,5 +32,6 @@ def looped_spec_adapters() -> list[AdapterSpec]:
             requires=("transformers",),
             install_hint="pip install 'looped-spec[huginn]'",
             preset_package="looped_spec_huginn",
+            demo_package="looped_spec_huginn.demo",
         )
     ]

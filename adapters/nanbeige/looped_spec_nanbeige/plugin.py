@@ -20,5 +20,6 @@ def looped_spec_adapters() -> list[AdapterSpec]:
             requires=("transformers", "sentencepiece"),
             install_hint="pip install 'looped-spec[nanbeige]'",
             preset_package="looped_spec_nanbeige",
+            demo_package="looped_spec_nanbeige.demo",
         )
     ]
