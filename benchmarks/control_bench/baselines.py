@@ -69,7 +69,9 @@ class RfcEma(Baseline):
             elif ema < self.down and place > 0:
                 place -= 1
             elif self.off and place == 0 and ema < self._break_even(arm):
-                self.is_off, self.wait, self.waited, self.probing = True, 8, 0, 0
+                self.is_off, self.wait, self.waited, self.probing = True, 8, 1, 0
+                self.rounds[bucket, arm] = 0
+                return PLAIN, False
             self.position[bucket] = place
         return ladder[place], False
 
@@ -120,42 +122,44 @@ class SglangEma(Baseline):
 
     def __init__(self, setting: Setting, draft_loops: int) -> None:
         super().__init__(setting)
-        self.d = setting.nearest(1, draft_loops).draft_loops
-        self.index = [len(steps) // 2 for _, steps in self.STEPS]
-        self.ema = [
-            float(max(0, s[i] - 1)) for (_, s), i in zip(self.STEPS, self.index, strict=True)
+        self.edges = [edge for edge, _ in self.STEPS]
+        self.ladders = [
+            list(dict.fromkeys(setting.nearest(k, draft_loops) for k in steps))
+            for _, steps in self.STEPS
         ]
+        self.at = [len(ladder) // 2 for ladder in self.ladders]
+        middle = [ladder[at] for ladder, at in zip(self.ladders, self.at, strict=True)]
+        self.ema = [max(0.0, arm.num_speculative_tokens - 1.0) for arm in middle]
         self.batches = [0] * len(self.STEPS)
 
     def choose(self, batch_size: int, context_tokens: int) -> tuple[Candidate, bool]:
         """Return the current steps of the batch range."""
         slot = self._slot(batch_size)
-        steps = self.STEPS[slot][1]
-        return self.setting.nearest(steps[self.index[slot]], self.d), False
+        return self.ladders[slot][self.at[slot]], False
 
     def learn(self, candidate: Candidate, batch_size: int, feedback: RoundFeedback) -> None:
         """Smooth the mean accepted length, and move at every fifth batch after the tenth."""
         slot = self._slot(batch_size)
-        steps = self.STEPS[slot][1]
         if candidate.num_speculative_tokens:
             mean = sum(feedback.accepted) / len(feedback.accepted)
             self.ema[slot] += 0.2 * (mean - self.ema[slot])
         self.batches[slot] += 1
         if self.batches[slot] <= 10 or (self.batches[slot] - 10) % 5:
             return
-        at, ema = self.index[slot], self.ema[slot]
+        steps = [arm.num_speculative_tokens for arm in self.ladders[slot]]
+        at, ema = self.at[slot], self.ema[slot]
         while at > 0 and ema <= self._drop_below(steps[at - 1]):
             at -= 1
-        if at == self.index[slot]:
+        if at == self.at[slot]:
             while at < len(steps) - 1 and ema > steps[at] - 0.5:
                 at += 1
-        self.index[slot] = at
+        self.at[slot] = at
 
     def _drop_below(self, steps: int) -> float:
         return (steps - 0.5 if steps else 0.5) - 0.25
 
     def _slot(self, batch_size: int) -> int:
-        return max(n for n, (edge, _) in enumerate(self.STEPS) if batch_size >= edge)
+        return max(n for n, edge in enumerate(self.edges) if batch_size >= edge)
 
 
 class ThroughputAware(Baseline):

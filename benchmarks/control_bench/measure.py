@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import nullcontext
 from functools import partial
 
 from control_bench.bandits import Ucb
@@ -68,7 +69,7 @@ def run_suites(
     change: Callable[[Trace], Trace] | None = None,
     jobs: int = 1,
     progress: Callable[[int], object] = lambda rounds: None,
-) -> dict[str, dict[str, list[list[PhaseRun]]]]:
+) -> dict[str, Runs]:
     """Run a policy of `POLICIES` over suites: suite -> trace -> seed -> phases.
 
     `change` is made to every trace first; `progress` hears how many rounds are done more.
@@ -80,17 +81,12 @@ def run_suites(
     ]
     task = partial(_run_one, policy=policy, seeds=list(seeds), scale=scale, change=change)
     found: dict[str, dict[str, list[list[PhaseRun]]]] = {name: {} for name in names}
-    if jobs == 1:
-        results: Iterable[list[list[PhaseRun]]] = map(task, work)
+    with ProcessPoolExecutor(jobs) if jobs > 1 else nullcontext() as pool:
+        results = map(task, work) if pool is None else pool.map(task, work)
         for (name, _, title), runs in zip(work, results, strict=True):
             found[name][title] = runs
             progress(len(seeds) * sum(phase.rounds for phase in runs[0]))
-        return found
-    with ProcessPoolExecutor(jobs) as pool:
-        for (name, _, title), runs in zip(work, pool.map(task, work), strict=True):
-            found[name][title] = runs
-            progress(len(seeds) * sum(phase.rounds for phase in runs[0]))
-    return found
+    return dict(found)
 
 
 def _run_one(

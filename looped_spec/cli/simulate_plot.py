@@ -53,8 +53,8 @@ def draw_run(figure: Any, trace: Trace, run: Run, policy: str) -> None:
         axes.plot(probes, [chosen[n] for n in probes], "|", color="C1", label="probe")
         axes.set_ylabel(label)
         axes.set_ylim(bottom=-0.2)
-    tokens.legend(loc="upper right", ncols=3)
-    tokens.set_title(f"{trace.name}, seed 0")
+    tokens.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=3, fontsize=8)
+    tokens.set_title(f"{trace.name}, seed 0", loc="left")
     for depth in sorted(trace.phases[0].requests[0]):
         rates = [
             sum(kind[depth][0] for kind in phase.requests) / len(phase.requests)
@@ -78,4 +78,4 @@ def draw_run(figure: Any, trace: Trace, run: Run, policy: str) -> None:
     for phase in trace.phases if len(trace.phases) <= 24 else ():
         load.text(start + phase.rounds / 2, 0.04, f"B={phase.batch_size}", ha="center", fontsize=8)
         start += phase.rounds
-    load.legend(loc="upper right", ncols=3, fontsize=8)
+    load.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8)
