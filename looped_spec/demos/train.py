@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import sys
 import sysconfig
 from collections.abc import Sequence
@@ -122,7 +121,6 @@ def _history(state: Path) -> list[dict[str, Any]]:
 
 def main(recipe: Recipe[S], argv: Sequence[str] | None = None) -> int:
     """Run the command line; return 2 for a mistake of the user, 130 when interrupted."""
-    os.environ.setdefault("TOKENIZERS_PARALLELISM", "true")
     args = parser(recipe).parse_args(argv)
     state: Path = args.state or args.out.with_name(f"{args.out.name}.state.pt")
     try:
