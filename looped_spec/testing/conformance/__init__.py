@@ -3,8 +3,8 @@
 Example, the whole of a plugin's `test_conformance.py`:
 
     import pytest
-    import torch
     from looped_spec.testing import AdapterConformance
+    from looped_spec.testing.checkpoints import fill_random
     from looped_spec_mine.adapter import MineAdapter
     from looped_spec_mine.plugin import looped_spec_adapters
 
@@ -13,8 +13,9 @@ Example, the whole of a plugin's `test_conformance.py`:
     class TestMineAdapter(AdapterConformance):
         @pytest.fixture
         def adapter(self):
-            torch.manual_seed(0)
-            return MineAdapter(TINY, MineAdapter.options)
+            adapter = MineAdapter(TINY, MineAdapter.options)
+            fill_random(adapter.module)
+            return adapter
 
         @pytest.fixture
         def spec(self):
