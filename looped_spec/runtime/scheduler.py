@@ -183,10 +183,11 @@ class Scheduler:
             tokens = min(request.num_tokens + 1 + num_speculative_tokens, request.max_cached_tokens)
             if blocks_for(tokens, self.block_size) > self.allocator.num_free:
                 return
+            if not self._grow(request, request.num_tokens):  # before anything that must be undone
+                return
             self.waiting.popleft()
             request.row = self._free_rows.pop()
             self.running.append(request)
-            self._grow(request, request.num_tokens)
             if request.saved_cache is not None:
                 request.status = Status.DECODING
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 from collections.abc import Sequence
@@ -150,6 +151,32 @@ def test_a_flush_that_fails_at_the_end_of_a_request_leaks_nothing() -> None:
     with pytest.raises(BrokenError):
         run_to_end(engine)
     assert request.finish_reason == "length"
+    assert_all_free(engine)
+
+
+@pytest.mark.parametrize("fail", ["raise", "nothing"])
+def test_an_allocator_that_fails_sometimes_only_delays(
+    fail: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = engine_of(like(BreakingToy))
+    requests = [engine.add_request(p, GREEDY) for p in PROMPTS]
+    allocator = engine.scheduler.allocator
+    allocate = allocator.allocate
+    calls = itertools.count()
+
+    def sometimes(count: int) -> list[int] | None:
+        if next(calls) % 2:
+            return allocate(count)
+        if fail == "raise":
+            raise BrokenError
+        return None
+
+    monkeypatch.setattr(allocator, "allocate", sometimes)
+    for _ in range(500):
+        with contextlib.suppress(BrokenError):
+            engine.step()
+    assert not engine.has_work
+    assert [r.output_token_ids for r in requests] == [oracle_text(p, GREEDY) for p in PROMPTS]
     assert_all_free(engine)
 
 
