@@ -153,7 +153,7 @@ def _check_not_taken(name: str) -> None:
     with console.stdout_for_ours_alone():
         records = manager.records()
     for record in records:
-        if name in (record.name, record.entry_point, *record.model_types):
+        if name in (record.name, *record.model_types):
             raise ConfigError(
                 f"adapter name '{name}' is taken by {record.source}: give another name"
             )
