@@ -21,9 +21,13 @@ from looped_spec_retrofit.convert import GROUPS, recurrent_config
 
 _BOS, _EOS = "<|begin_of_text|>", "<|end_of_text|>"
 
+# Newline, blank and the other printable characters of ASCII, as tokenizers spell bytes. All other
+# bytes are left out: noise of control characters would upset a terminal.
+_ALPHABET = ("\u010a", "\u0120", *map(chr, range(33, 127)))
+
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
-    "vocab_size": 258,  # all bytes, and two marks
+    "vocab_size": len(_ALPHABET) + 2,
     "hidden_size": 32,
     "intermediate_size": 48,
     "num_hidden_layers": 6,
@@ -39,8 +43,8 @@ LLAMA: dict[str, Any] = {
         "high_freq_factor": 4.0,
         "original_max_position_embeddings": 64,
     },
-    "bos_token_id": 256,
-    "eos_token_id": 257,
+    "bos_token_id": len(_ALPHABET),
+    "eos_token_id": len(_ALPHABET) + 1,
 }
 LAYERS = dict(zip(GROUPS, ((0,), (3, 4), (5,)), strict=True))
 
@@ -51,7 +55,7 @@ def tiny_config(**changes: Any) -> dict[str, Any]:
 
 
 def write_tiny(folder: Path, config: Mapping[str, Any] | None = None, *, seed: int = 0) -> Path:
-    """Write a model with random weights and a tokenizer of bytes; return its folder."""
+    """Write a model with random weights and a tokenizer of characters; return its folder."""
     config = tiny_config() if config is None else config
     adapter = RetrofitAdapter(config, {})
     fill_random(adapter.module, seed=seed, adjust=_adjust)
@@ -73,13 +77,12 @@ def _adjust(name: str, parameter: Tensor) -> None:
 def _write_tokenizer(folder: Path) -> None:
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    tokenizer = Tokenizer(models.BPE({byte: i for i, byte in enumerate(alphabet)}, []))
+    tokenizer = Tokenizer(models.BPE({byte: i for i, byte in enumerate(_ALPHABET)}, []))
     tokenizer.add_special_tokens([_BOS, _EOS])
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{_BOS} $A", special_tokens=[(_BOS, len(alphabet))]
+        single=f"{_BOS} $A", special_tokens=[(_BOS, len(_ALPHABET))]
     )
     tokenizer.save(str(folder / "tokenizer.json"))
     names = {"bos_token": _BOS, "eos_token": _EOS, "tokenizer_class": "PreTrainedTokenizerFast"}

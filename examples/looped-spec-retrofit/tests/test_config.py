@@ -142,7 +142,7 @@ def test_a_refused_model_ends_before_its_weights_are_read(tmp_path: Path) -> Non
     [
         ({"n_heads": 3}, "n_embd must be an even multiple of n_heads = 3, got 32"),
         ({"num_key_value_heads": 3}, "n_heads must be a multiple of num_key_value_heads = 3"),
-        ({"padded_vocab_size": 8}, "padded_vocab_size must be at least vocab_size = 258"),
+        ({"padded_vocab_size": 8}, "padded_vocab_size must be at least vocab_size = 98"),
         ({"n_layers": 8}, "n_layers must be 4 by the other sizes, got 8"),
         ({"head_dim": 16}, "head_dim must be 8 by the other sizes, got 16"),
         ({"mean_recurrence": 0}, "mean_recurrence must be a positive integer, got 0"),

@@ -18,7 +18,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from looped_spec_retrofit.convert import convert, layer_numbers, main, recurrent_config
 from looped_spec_retrofit.tiny import LLAMA
 
-TOKENS = [3, 141, 59, 26, 53, 58, 97, 93, 238, 46, 26, 43]
+TOKENS = [3, 14, 15, 92, 65, 35, 89, 79, 32, 38, 46, 26]
 LAYERS = {"prelude": (0, 1), "core": (3, 4), "coda": (5,)}
 DROPPED = 2
 

@@ -72,16 +72,17 @@ def test_the_command_line_runs_a_folder_and_compares(tiny: Path) -> None:
 def test_text_goes_in_and_comes_out(tiny: Path) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=8)
     (output,) = LLM(str(tiny)).generate(["The river"], params, use_tqdm=False)
-    assert output.prompt_token_ids[0] == 256
+    assert output.prompt_token_ids[0] == 96
     assert len(output.prompt_token_ids) == 1 + len("The river")
-    assert isinstance(output.outputs[0].text, str)
+    assert len(output.outputs[0].text) == 8
+    assert output.outputs[0].text.replace("\n", " ").isprintable()
 
 
 def test_end_marks_of_the_borrowed_code_end_no_text(tmp_path: Path) -> None:
     folder = write_tiny(tmp_path / "tiny", tiny_config(eos_token_id=65505))
     ends = {"eos_token_id": [65505, 65508]}
     (folder / "generation_config.json").write_text(json.dumps(ends))
-    assert LLM(str(folder)).stop_token_ids == (257,)
+    assert LLM(str(folder)).stop_token_ids == (97,)
 
 
 def test_speculation_is_off_unless_asked_for_and_the_user_is_told_why(

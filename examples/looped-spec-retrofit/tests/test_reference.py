@@ -18,7 +18,7 @@ from torch import Tensor
 from looped_spec_retrofit.adapter import RetrofitAdapter
 from looped_spec_retrofit.tiny import tiny_config, write_tiny
 
-TOKENS = [256, 72, 101, 108, 111, 44, 32, 119, 111, 114, 108, 100, 33, 10]
+TOKENS = [96, 41, 70, 77, 77, 80, 13, 1, 88, 80, 83, 77, 69, 2]
 SEED = 5
 ROUNDING = 3e-6
 """fp32 against float64, as a share of the largest logit; ten times what was seen."""
@@ -28,7 +28,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "no scaling": {"rope_scaling": None, "rope_theta": 10000.0},
     "a head of keys for each of queries": {"num_key_value_heads": 4},
     "tied head": {"tie_embeddings": True},
-    "padded vocabulary": {"padded_vocab_size": 288},
+    "padded vocabulary": {"padded_vocab_size": 128},
     "larger initial state": {"init_values": {"std": 0.7, "embed_scale": 1.0}},
 }
 

@@ -9,7 +9,7 @@ import torch
 from looped_spec import LLM, SamplingParams
 from reference import Reference
 
-PROMPTS = [[256, 84, 104, 101, 32, 114, 105, 118, 101, 114], [256], [256, 50, 43, 50, 61]]
+PROMPTS = [[96, 53, 73, 70, 1, 83, 74, 87, 70, 83], [96], [96, 19, 12, 19, 30]]
 NEW_TOKENS = 16
 GREEDY = SamplingParams(temperature=0.0, max_tokens=NEW_TOKENS)
 SAMPLED = [
@@ -59,6 +59,8 @@ def test_speculation_changes_no_token(
     accepted = sum(output.metrics.num_accepted_tokens for output in outputs)
     drafted = sum(output.metrics.num_draft_tokens for output in outputs)
     assert 0 < accepted <= drafted
+    if d == 1:
+        assert accepted < drafted, "drafts that are never rejected prove little"
 
 
 @pytest.mark.parametrize("full_loops", [1, 2, 7])
