@@ -28,6 +28,15 @@ def fake_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeS
             del sys.modules[name]
 
 
+def pytest_configure() -> None:
+    """Let Triton interpret its kernels where it cannot compile them for a device; it decides that
+    when it is imported."""
+    import torch
+
+    if not torch.cuda.is_available():
+        os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Let `-m gpu` find what needs a CUDA device in the conformance kit, which has no marks."""

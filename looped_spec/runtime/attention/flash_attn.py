@@ -9,7 +9,6 @@ bottom right and take keys that are in the cache already, so decoding (T = 1), v
 from __future__ import annotations
 
 import importlib
-import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -62,11 +61,12 @@ class FlashVersion:
                 f"wants a block_size that is a multiple of {self.block_multiple}, "
                 f"not {needs.block_size}"
             )
-        if not _importable(self.module):
-            return f"is not installed: there is no module {self.module}"
         try:
             self.load()
         except Exception as error:  # a build for another PyTorch fails in its own ways
+            missing = error.name if isinstance(error, ModuleNotFoundError) else None
+            if missing and f"{self.module}.".startswith(f"{missing}."):
+                return f"is not installed: there is no module {missing}"
             return f"does not import: {type(error).__name__}: {error}"
         return None
 
@@ -192,10 +192,3 @@ class FlashAttnBackend(AttentionBackend):
 
 def _versions(needs: AttentionNeeds) -> tuple[FlashVersion, ...]:
     return _PREFERENCE.get(needs.capability, _OTHERWISE)
-
-
-def _importable(module: str) -> bool:
-    try:
-        return importlib.util.find_spec(module) is not None
-    except ImportError:  # the package around it is missing
-        return False

@@ -33,9 +33,9 @@ class TritonBackend(AttentionBackend):
     def __init__(self, num_processors: int = 1, num_splits: int = 0) -> None:
         """Use a device of `num_processors` multiprocessors; `num_splits` as in
         `AttentionNeeds`."""
-        from looped_spec.runtime.attention.triton_kernel import paged_attention
+        import looped_spec.runtime.attention.triton_kernel  # noqa: F401  # defines the operator
 
-        self._kernel = paged_attention
+        self._kernel = torch.ops.looped_spec.paged_attention.default
         self._num_processors = num_processors
         self._num_splits = num_splits
 

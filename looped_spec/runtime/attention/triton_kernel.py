@@ -15,6 +15,9 @@ from torch import Tensor
 
 from looped_spec.runtime.attention.tiles import Tiles
 
+NUM_WARPS = 4
+NUM_STAGES = 2
+
 
 # Every value of these would otherwise be looked at, and some compiled for anew.
 @triton.jit(do_not_specialize=["num_rows", "table_width", "table_stride", "position_stride"])
@@ -142,7 +145,6 @@ INTERPRETED = not isinstance(_attend, triton.JITFunction)
 """Whether kernels run in Triton's interpreter, which wants tensors of the CPU."""
 
 
-@torch.library.custom_op("looped_spec::paged_attention", mutates_args=())
 def paged_attention(
     q: Tensor,
     k_pages: Tensor,
@@ -199,8 +201,8 @@ def paged_attention(
             TILE_KEYS=tiles.keys,
             TILE_DIM=tiles.dim,
             INTERPRETED=INTERPRETED,
-            num_warps=4,
-            num_stages=2,
+            num_warps=NUM_WARPS,
+            num_stages=NUM_STAGES,
         )
         if num_splits > 1:
             _combine[(batch * num_rows * heads,)](
@@ -209,14 +211,16 @@ def paged_attention(
     return out
 
 
-@paged_attention.register_fake
-def _(
-    q: Tensor,
-    k_pages: Tensor,
-    v_pages: Tensor,
-    tables: Tensor,
-    positions: Tensor,
-    scale: float,
-    num_splits: int,
-) -> Tensor:
+def _shape_of_paged_attention(q: Tensor, *_: object) -> Tensor:
     return torch.empty(q.shape, dtype=q.dtype, device=q.device)
+
+
+# An operator, so that tracing sees one call. By hand: `torch.library.custom_op` brings a dispatch
+# through Python that costs more than the launch, and the import of torch's compiler.
+_library = torch.library.Library("looped_spec", "FRAGMENT")
+_library.define(
+    "paged_attention(Tensor q, Tensor k_pages, Tensor v_pages, Tensor tables, Tensor positions, "
+    "float scale, int num_splits) -> Tensor"
+)
+_library.impl("paged_attention", paged_attention, "CPU" if INTERPRETED else "CUDA")
+torch.library.register_fake("looped_spec::paged_attention", _shape_of_paged_attention, lib=_library)
