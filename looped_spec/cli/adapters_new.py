@@ -84,9 +84,7 @@ def write_project(name: str, target: Path) -> None:
     values = template_values(name)
     folder = importlib.resources.files("looped_spec.cli") / "new_adapter"
     texts = {
-        Template(path).substitute(values): Template((folder / file).read_text("utf-8")).substitute(
-            values
-        )
+        _filled(path, values): _filled((folder / file).read_text("utf-8"), values)
         for path, file in FILES.items()
     }
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
