@@ -96,7 +96,7 @@ def with_estimated_cost(
         rounds.ms,
         config.candidates,
         sorted({*sizes, config.max_num_seqs}),
-        [context for context in _CONTEXTS if context < longest],
+        [*(context for context in _CONTEXTS if context < longest), longest],
     )
     return dataclasses.replace(
         config,

@@ -8,7 +8,7 @@ import logging
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -204,7 +204,13 @@ class LLM:
 
     @policy.setter
     def policy(self, policy: SpeculationPolicy) -> None:
-        self.engine.policy = policy
+        candidates: Collection[Candidate] = ()
+        if isinstance(policy, StaticPolicy):
+            candidates = (policy.candidate,)
+        elif isinstance(policy, AdaptiveController):
+            candidates = policy.config.candidates
+        with self._lock:
+            self.engine.policy, self.engine.candidates = policy, frozenset(candidates)
 
     def explain(self) -> Explanation:
         """Return what would run now at each batch size, and why; `str()` of it is for reading."""
@@ -218,16 +224,14 @@ class LLM:
     def _use(self, speculation: Speculation) -> None:
         """Let the engine run the same (K, d) always, or what a new controller chooses."""
         if isinstance(speculation, Candidate):
-            self.engine.policy = StaticPolicy(speculation)
-            self.engine.candidates = frozenset({speculation})
+            self.policy = StaticPolicy(speculation)
             return
         loaded = self.loaded
         config = with_estimated_cost(speculation, loaded.adapter, loaded.dtype, loaded.device)
         config = dataclasses.replace(
             config, shadow_depths_available=self.engine.runner.can_read_shadows
         )
-        self.engine.policy = AdaptiveController(config)
-        self.engine.candidates = frozenset(config.candidates)
+        self.policy = AdaptiveController(config)
 
     def _refuse_with_early_exit(self) -> None:
         if self.options.early_exit:

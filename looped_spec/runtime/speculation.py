@@ -40,12 +40,7 @@ def choose_speculation(
     k = options.num_speculative_tokens
     if k is not None:
         return complete_candidate(k, options.draft_loops, adapter, full_loops)
-    if full_loops < 2:
-        if options.adapts:
-            raise ConfigError(
-                f"speculation needs full_loops of at least 2, got {full_loops}: with 1 loop there "
-                "is no cheaper draft"
-            )
+    if full_loops < 2 and not options.adapts:
         return PLAIN
     if options.adapts is None and adapter.default_speculation is None:
         if adapter.speculation_note:
@@ -71,6 +66,7 @@ def default_config(
     adapter: ModelAdapter, full_loops: int, max_num_seqs: int, policy: str
 ) -> AdaptiveSpecConfig:
     """Return what is chosen from where nobody says; it starts from what the model suggests."""
+    Candidate(1, 1).check(full_loops)  # refuses a model of one loop
     config = AdaptiveSpecConfig.default(full_loops, max_num_seqs, policy=policy)
     if adapter.default_speculation is None:
         return config

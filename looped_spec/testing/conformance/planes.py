@@ -84,4 +84,5 @@ class PlaneChecks(ConformanceBase):
         bench.writes.clear()
         for state in states[1:]:
             bench.readout(state, ctx)
+            bench.draft_readout(state, ctx)
         assert bench.writes == []
