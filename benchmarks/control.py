@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from control_bench.measure import POLICIES, SHADOWS, Runs, run_suites
+from control_bench.measure import POLICIES, SHADOWS, VARIANTS, Runs, run_suites
 from control_bench.published import REPLAYS
 from control_bench.report import report
 from control_bench.scenarios import scenarios
@@ -27,6 +27,7 @@ from control_bench.suites import SUITES, suite, with_cost_error, without_shadows
 from control_bench.targets import (
     calm_targets,
     error_target,
+    fight,
     mean_over,
     regret_targets,
     rival_targets,
@@ -41,6 +42,7 @@ from control_bench.tuning import FINALISTS, SCREEN_SEEDS, tune
 from tqdm import tqdm
 
 from looped_spec.cli.atomic_json import check_target, write_json
+from looped_spec.control.goodput_settings import GoodputSettings
 from looped_spec.control.plan import Candidate
 from looped_spec.control.scores import (
     Estimate,
@@ -68,6 +70,9 @@ MIXED = ("a", "b", "A", "B")
 
 WITH_SHADOWS = ("a", "b", "c", "d", "e", "f", "A", "B", "h")
 """Suites that offer shadow readouts; the published tables do not."""
+
+VARIANT_SEEDS = 8
+"""Seeds for what only illustrates."""
 
 CELLS = "every cell times exp(N(0, 0.15))"
 ERRORS = {
@@ -157,6 +162,7 @@ def _measure(
         MIXED, SHADOWS, change=partial(with_cost_error, error=ERRORS[CELLS])
     )
     again = measure(MIXED, "goodput", seeds=[seed + 1000 for seed in seeds])
+    budgets = {name: measure(("b", "h"), name, seeds=seeds[:VARIANT_SEEDS]) for name in VARIANTS}
     tuned = {}
     for name in ("A", "B"):
         (trace,) = suite(name, scale)
@@ -195,6 +201,8 @@ def _measure(
             }
             for policy in ("goodput", SHADOWS, "RFC EMA", "RFC EMA, off")
         },
+        "fight": fight(budgets, scale),
+        "loss_budget": GoodputSettings().loss_budget,
         "scenarios": _scenarios(goodput, shadows),
         "published": _published(found),
         "noise_floor": {
@@ -219,7 +227,9 @@ def _total_rounds(scale: float, seeds: int, tried: int) -> int:
     mixed = sum(rounds[name] for name in MIXED)
     policies = sum(rounds[name] for policy in POLICIES for name in _suites_of(policy))
     tuned = tried * min(SCREEN_SEEDS, seeds) + min(FINALISTS, tried) * seeds
-    return seeds * (policies + (len(ERRORS) + 2) * mixed) + tuned * (rounds["A"] + rounds["B"])
+    variants = len(VARIANTS) * min(VARIANT_SEEDS, seeds) * (rounds["b"] + rounds["h"])
+    tuned *= rounds["A"] + rounds["B"]
+    return seeds * (policies + (len(ERRORS) + 2) * mixed) + variants + tuned
 
 
 def _statics(scale: float) -> dict[str, Any]:

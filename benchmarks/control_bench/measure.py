@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
 from functools import partial
+from typing import TypeVar
 
 from control_bench.bandits import Ucb
 from control_bench.baselines import (
@@ -22,10 +23,14 @@ from control_bench.baselines import (
 )
 from control_bench.setting import Setting
 from control_bench.suites import suite, without_shadows
+from looped_spec.control.controller import AdaptiveController
+from looped_spec.control.goodput_settings import GoodputSettings
 from looped_spec.control.scores import RESAMPLES, Estimate
 from looped_spec.control.simulate import FixedPlans, PhaseRun, Policy, simulate
 from looped_spec.control.trace import Trace
-from looped_spec.control.trace_config import policy_maker
+from looped_spec.control.trace_config import policy_maker, trace_config
+
+T = TypeVar("T")
 
 Runs = Mapping[str, Sequence[Sequence[PhaseRun]]]
 """Name of a trace -> for every seed, its phases."""
@@ -55,6 +60,28 @@ POLICIES: Mapping[str, MakePolicy] = {
 }
 
 
+def budget_name(budget: float) -> str:
+    """Return the name of the variant with this loss budget."""
+    return f"goodput, loss budget {100 * budget:g} %"
+
+
+LOSS_BUDGETS = (0.00125, 0.0025, 0.005, 0.01, 0.02)
+"""Shares of time that probes may lose while drafting is off."""
+
+
+def _with_budget(budget: float) -> MakePolicy:
+    settings = GoodputSettings(loss_budget=budget)
+    return lambda trace, seed: AdaptiveController(
+        trace_config(trace, "goodput", seed, goodput=settings)
+    )
+
+
+VARIANTS: Mapping[str, MakePolicy] = {
+    budget_name(budget): _with_budget(budget) for budget in LOSS_BUDGETS
+}
+"""The same policy with another setting, to show what the setting is good for."""
+
+
 def run_trace(make: MakePolicy, trace: Trace, seeds: Iterable[int]) -> list[list[PhaseRun]]:
     """Run a policy over a trace once per seed."""
     return [simulate(trace, make(trace, seed), seed).phases for seed in seeds]
@@ -70,7 +97,7 @@ def run_suites(
     jobs: int = 1,
     progress: Callable[[int], object] = lambda rounds: None,
 ) -> dict[str, Runs]:
-    """Run a policy of `POLICIES` over suites: suite -> trace -> seed -> phases.
+    """Run a policy of `POLICIES` or `VARIANTS` over suites: suite -> trace -> seed -> phases.
 
     `change` is made to every trace first; `progress` hears how many rounds are done more.
     """
@@ -102,7 +129,7 @@ def _run_one(
         trace = without_shadows(trace)
     if change is not None:
         trace = change(trace)
-    return run_trace(POLICIES[policy], trace, seeds)
+    return run_trace({**POLICIES, **VARIANTS}[policy], trace, seeds)
 
 
 def per_seed(runs: Runs, score: Callable[[Sequence[PhaseRun]], float]) -> list[float]:
@@ -113,13 +140,17 @@ def per_seed(runs: Runs, score: Callable[[Sequence[PhaseRun]], float]) -> list[f
 
 def ratio(numerator: Sequence[float], denominator: Sequence[float]) -> Estimate:
     """Return the ratio of two means over the same seeds, resampled together."""
-    pairs = list(zip(numerator, denominator, strict=True))
 
     def of(sample: Sequence[tuple[float, float]]) -> float:
         below = sum(b for _, b in sample)
         return sum(a for a, _ in sample) / below if below else math.nan
 
+    return bootstrap(list(zip(numerator, denominator, strict=True)), of)
+
+
+def bootstrap(seeds: Sequence[T], statistic: Callable[[Sequence[T]], float]) -> Estimate:
+    """Return a statistic of what the seeds gave, with the interval from resampling the seeds."""
     choices = random.Random(0)
-    means = sorted(of(choices.choices(pairs, k=len(pairs))) for _ in range(RESAMPLES))
-    ends = means[round(0.025 * RESAMPLES)], means[round(0.975 * RESAMPLES) - 1]
-    return Estimate(of(pairs), *ends)
+    found = sorted(statistic(choices.choices(seeds, k=len(seeds))) for _ in range(RESAMPLES))
+    ends = found[round(0.025 * RESAMPLES)], found[round(0.975 * RESAMPLES) - 1]
+    return Estimate(statistic(seeds), *ends)

@@ -31,6 +31,11 @@ def report(document: Mapping[str, Any]) -> str:
         _errors(document["cost_error"]),
         "## Rounds to 95 % of the best rate",
         _speed(document["rounds_to_95"]),
+        "## Targets that fight each other",
+        "Looking more often finds a gain sooner and costs more where there is none. Without shadow "
+        "depths nothing else can tell; the default is "
+        f"{100 * document['loss_budget']:g} %.",
+        _fight(document["fight"]),
         "## Scenarios",
         _scenarios(document["scenarios"]),
         "## Published tables",
@@ -116,6 +121,20 @@ def _speed(found: Mapping[str, Any]) -> str:
             numbers = (facts["p50"], facts["p95"], facts["mean"], facts["count"])
             rows.append((policy, kind, *(_short(n) for n in numbers)))
     return _table(("policy", "change", "median", "95th percentile", "mean", "phases"), rows)
+
+
+def _fight(found: Sequence[Mapping[str, Any]]) -> str:
+    changes = [key for key in found[0] if key.startswith("off to on")]
+    rows = [
+        (
+            row["name"],
+            _both(row["hopeless"]),
+            *(f"{_short(row[c]['p50'])}, {_short(row[c]['p95'])}" for c in changes),
+        )
+        for row in found
+    ]
+    titles = [f"{change}: rounds to 95 %, median and 95th percentile" for change in changes]
+    return _table(("policy", "slower than never, hopeless, %", *titles), rows)
 
 
 def _scenarios(found: Sequence[Mapping[str, Any]]) -> str:

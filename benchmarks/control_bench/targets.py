@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from control_bench.measure import Runs, per_seed, ratio
+from control_bench.measure import Runs, bootstrap, per_seed, ratio
 from control_bench.statics import best_static, static_times
 from control_bench.suites import suite
-from control_bench.transitions import rounds_to_95, summary
+from control_bench.transitions import of_all, rounds_to_95, summary
 from looped_spec.control.scores import (
     Estimate,
     flaps_per_1000,
@@ -201,32 +201,49 @@ def speed_targets(found: Suites, suites: Sequence[str], scale: float, title: str
     rounds = rounds_to_95(found, suites, scale)
     rows = []
     for kind, is_one, target, stretch, share in (
-        ("batch change", False, 0, 0, "p50"),
-        ("acceptance change", True, 32, 16, "p50"),
-        ("acceptance change", False, 8, 4, "p50"),
-        ("off to on", True, 64, 32, "p50"),
-        ("off to on", False, 32, 16, "p50"),
-        ("off to on", True, 128, 128, "p95"),
-        ("off to on", False, 128, 128, "p95"),
+        ("batch change", None, 0, 0, 0.5),
+        ("acceptance change", True, 32, 16, 0.5),
+        ("acceptance change", False, 8, 4, 0.5),
+        ("off to on", True, 64, 32, 0.5),
+        ("off to on", False, 32, 16, 0.5),
+        ("off to on", True, 128, 128, 0.95),
+        ("off to on", False, 128, 128, 0.95),
     ):
-        seen = rounds.get((kind, is_one), [])
-        batch = "B = 1" if is_one else "B >= 8"
-        if kind == "batch change":
-            seen, batch = seen + rounds.get((kind, True), []), "any B"
+        batch = {None: "any B", True: "B = 1", False: "B >= 8"}[is_one]
+        parts = [rounds[key] for key in rounds if key[0] == kind and is_one in (None, key[1])]
+        seen = [[n for part in of_seed for n in part] for of_seed in zip(*parts, strict=True)]
         facts = summary(seen)
-        name = {"p50": "median", "p95": "95th percentile"}[share]
+        name = "median" if share == 0.5 else "95th percentile"
         rows.append(
             Target(
                 f"rounds to 95 %, {kind}, {batch}, {name}{title}",
                 "rounds",
                 target,
                 stretch,
-                Estimate(facts[share], facts["p50"], facts["p95"]) if seen else None,
-                note=f"mean {facts['mean']:.1f} of {facts['count']}; range is median to 95th "
-                "percentile"
-                if seen
-                else "no such phase",
+                bootstrap(seen, of_all(share)),
+                note=f"mean {facts['mean']:.1f} of {facts['count']} phases",
             )
+        )
+    return rows
+
+
+def fight(found: Mapping[str, Suites], scale: float) -> list[dict[str, Any]]:
+    """Return, for each variant, what looking more often costs where there is nothing to find, and
+    how soon it finds what there is."""
+    rows = []
+    for name, suites in found.items():
+        rounds = rounds_to_95(suites, ("b",), scale)
+        rows.append(
+            {
+                "name": name,
+                "hopeless": asdict(_as_percent(per_seed(suites["h"], slowdown))),
+                **{
+                    f"off to on, {'B = 1' if is_one else 'B >= 8'}": summary(
+                        rounds["off to on", is_one]
+                    )
+                    for is_one in (True, False)
+                },
+            }
         )
     return rows
 
@@ -292,8 +309,11 @@ def score_suites(
 def _percent(
     metric: str, target: float, stretch: float, values: Sequence[float], note: str = ""
 ) -> Target:
-    estimate = Estimate.of([100 * value for value in values])
-    return Target(metric, "%", target, stretch, estimate, note=note)
+    return Target(metric, "%", target, stretch, _as_percent(values), note=note)
+
+
+def _as_percent(values: Sequence[float]) -> Estimate:
+    return Estimate.of([100 * value for value in values])
 
 
 def _point(value: float) -> Estimate:

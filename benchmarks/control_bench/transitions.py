@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from control_bench.measure import Runs
 from control_bench.suites import suite
@@ -37,25 +37,31 @@ def transitions(trace: Trace) -> list[tuple[int, str, int]]:
 
 def rounds_to_95(
     found: Mapping[str, Runs], suites: Sequence[str], scale: float
-) -> dict[tuple[str, bool], list[int]]:
-    """Return (kind, B = 1) -> rounds to 95 % of every such phase and seed of the suites."""
-    rounds: dict[tuple[str, bool], list[int]] = {}
+) -> dict[tuple[str, bool], list[list[int]]]:
+    """Return (kind, B = 1) -> for every seed, rounds to 95 % of each such phase of the suites."""
+    rounds: dict[tuple[str, bool], list[list[int]]] = {}
     for name in suites:
         for trace in suite(name, scale):
             runs = found[name][trace.name]
             for number, kind, batch_size in transitions(trace):
                 key = kind, batch_size == 1
-                rounds.setdefault(key, []).extend(phases[number].settled for phases in runs)
+                of_seeds = rounds.setdefault(key, [[] for _ in runs])
+                for seen, phases in zip(of_seeds, runs, strict=True):
+                    seen.append(phases[number].settled)
     return rounds
 
 
-def summary(rounds: Sequence[int]) -> dict[str, float]:
-    """Return median, 95th percentile, mean and count; of no rounds an empty summary."""
-    if not rounds:
-        return {"count": 0}
+def of_all(share: float) -> Callable[[Sequence[Sequence[int]]], float]:
+    """Return what takes a percentile over the phases of all seeds."""
+    return lambda seeds: percentile([rounds for seen in seeds for rounds in seen], share)
+
+
+def summary(seeds: Sequence[Sequence[int]]) -> dict[str, float]:
+    """Return median, 95th percentile, mean and count over the phases of all seeds."""
+    rounds = [value for seen in seeds for value in seen]
     return {
-        "p50": percentile(rounds, 0.5),
-        "p95": percentile(rounds, 0.95),
+        "p50": of_all(0.5)(seeds),
+        "p95": of_all(0.95)(seeds),
         "mean": sum(rounds) / len(rounds),
         "count": len(rounds),
     }
