@@ -21,10 +21,8 @@ import hashlib
 import json
 import math
 import sys
-import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ import torch
 from demo import PROMPTS, machine
 from torch import Tensor
 from tqdm import tqdm
+from workloads import add_text_flags, named_sources, run_command
 
 from looped_spec import LLM, ModelAdapter, SamplingParams
 from looped_spec.demos import data
@@ -256,13 +255,7 @@ def read_plain(path: Path) -> data.Source:
 def read_sources(args: argparse.Namespace) -> list[data.Source]:
     """Read every text that was named."""
     sources = [read_plain(path) for path in args.text]
-    for path, reader in (
-        (args.gsm8k, data.read_gsm8k),
-        (args.humaneval, data.read_humaneval),
-        (args.wikitext, data.read_wikitext),
-    ):
-        if path is not None:
-            sources.append(reader(path))
+    sources += [source for _, source in named_sources(args)]
     if not sources:
         raise ConfigError("nothing to measure: name at least one text, for instance --text FILE")
     return sources
@@ -285,11 +278,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add = parser.add_argument
     add("--model", default="demo:ouro", help="default: %(default)s")
-    texts = parser.add_argument_group("texts that the model was not trained on")
+    texts = add_text_flags(parser)
     texts.add_argument("--text", type=Path, nargs="+", default=[], metavar="FILE", help="plain")
-    texts.add_argument("--gsm8k", type=Path, metavar="FILE", help="GSM8K test split (.jsonl)")
-    texts.add_argument("--humaneval", type=Path, metavar="FILE", help="HumanEval (.jsonl)")
-    texts.add_argument("--wikitext", type=Path, metavar="FILE", help="WikiText-2 test text")
     add("--draft-loops", type=int, nargs="+", metavar="d", help="default: all, 1 to D - 1")
     add("--temperature", type=float, default=1.0, help="default: %(default)g")
     add("--positions", type=int, default=5000, help="at most, of each text: %(default)s")
@@ -302,7 +292,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace) -> dict[str, Any]:
-    """Measure everything that was asked for; return what the JSON file holds of it."""
+    """Measure everything, print the table, and return what the JSON file holds of it."""
     for name in ("positions", "seeds", "engine_seeds", "threads"):
         check_int(f"--{name.replace('_', '-')}", getattr(args, name), 1)
     check_int("--max-tokens", args.max_tokens, 2)
@@ -353,8 +343,8 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         for depth in depths:
             row = summary(name, depth, rates[depth], drafts[depth] if name == ENGINE_TEXT else None)
             rows.append(row)
+    print(table(rows))
     return {
-        "schema_version": 1,
         "model": args.model,
         "full_loops": llm.full_loops,
         "temperature": args.temperature,
@@ -370,29 +360,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure and print the table; return 2 for a mistake of the user, 130 when interrupted."""
+    """Measure and print the table."""
     args = parse(argv)
-    started, clock = datetime.now(UTC), time.perf_counter()
-    try:
-        document = run(args)
-        print(table(document["results"]))
-        if args.json is not None:
-            document |= {
-                "command": ["benchmarks/coupling.py", *(sys.argv[1:] if argv is None else argv)],
-                "started": started.isoformat(timespec="seconds"),
-                "seconds": round(time.perf_counter() - clock, 1),
-            }
-            args.json.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
-    except LoopedSpecError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"error: cannot write {args.json}: {error.strerror}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; nothing was written", file=sys.stderr)
-        return 130
-    return 0
+    return run_command("benchmarks/coupling.py", argv, args.json, lambda: run(args))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,12 +26,24 @@ class Workload:
     provenance: dict[str, Any]
 
 
-def add_text_flags(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for each kind of text."""
+def add_text_flags(parser: argparse.ArgumentParser) -> argparse._ArgumentGroup:
+    """Add a flag for each kind of text; return their group."""
     texts = parser.add_argument_group("texts that the model was not trained on")
     texts.add_argument("--gsm8k", type=Path, metavar="FILE", help="GSM8K test split (.jsonl)")
     texts.add_argument("--humaneval", type=Path, metavar="FILE", help="HumanEval (.jsonl)")
     texts.add_argument("--wikitext", type=Path, metavar="FILE", help="WikiText-2 test text")
+    return texts
+
+
+def named_sources(args: argparse.Namespace) -> Iterator[tuple[Path, data.Source]]:
+    """Read every text that was named, with the path that it comes from."""
+    for path, reader in (
+        (args.gsm8k, data.read_gsm8k),
+        (args.humaneval, data.read_humaneval),
+        (args.wikitext, data.read_wikitext),
+    ):
+        if path is not None:
+            yield path, reader(path)
 
 
 def read_workloads(
@@ -39,16 +51,8 @@ def read_workloads(
 ) -> list[Workload]:
     """Read every text that was named: the first `num_rows` documents of at least `num_tokens`
     tokens, cut to that many."""
-    readers = (
-        (args.gsm8k, data.read_gsm8k),
-        (args.humaneval, data.read_humaneval),
-        (args.wikitext, data.read_wikitext),
-    )
     found = []
-    for path, reader in readers:
-        if path is None:
-            continue
-        source = reader(path)
+    for path, source in named_sources(args):
         rows: list[list[int]] = []
         for document in source.documents:
             ids = tokenizer.encode(document)
