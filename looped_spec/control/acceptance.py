@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -99,43 +100,61 @@ class AcceptanceModel:
         self._weight = 1.0
         self._detector = ChangeDetector(settings.change_logits, settings.change_threshold)
         self._recent: deque[tuple[int, list[int], list[int]]] = deque(maxlen=RECENT_ROUNDS)
+        self._stale_depth = -1
+        self._reached = [0] * len(sizes)
+        self._since = 0
         self.couple()
 
     def record(self, depth: int, counts: list[int], hits: list[int]) -> int:
         """Take in the trials of a round at one depth; return UP, DOWN or NONE for a change that
-        they show. The estimates of this depth follow at once, those of others with `couple`."""
+        they show. `update` brings the estimates up to date, `couple` those of all depths."""
         if not counts:
             return NONE
-        trials = counts[0]
-        share = trials / self.memory_trials
-        self._weight *= 1.0 + share
+        if depth != self._stale_depth:
+            self.update()
+            self._stale_depth = depth
+        levels = self.levels
+        share = counts[0] / self.memory_trials
+        self._weight = weight = self._weight * (1.0 + share)
         # The drift that makes evidence fade like that: see `DRIFT_INFORMATION`.
-        self.levels.drift(share / (self.memory_trials * DRIFT_INFORMATION))
-        change = self._detect(depth, counts, hits)
+        levels.drift(share / (self.memory_trials * DRIFT_INFORMATION))
+        residual = variance = 0.0
+        for count, hit, chance in zip(counts, hits, self._chances[depth], strict=False):
+            expected = count * chance
+            residual += hit - expected
+            variance += expected * (1.0 - chance)
+        # What the estimate itself may be off explains a part of the residual.
+        trust = 1.0 / (1.0 + variance * levels.variance(depth))
+        change = self._detector.step(residual * trust, variance * trust, self.alertness)
         self._recent.append((depth, counts, hits))
         if change:
             self._start_anew(change)
         else:
-            self._add(depth, counts, hits)
-            self._estimate(depth)
-        if self._weight > _MAX_WEIGHT:
-            self._scale(1.0 / self._weight)
+            levels.observe(depth, counts[0], hits[0])
+            self._count(depth, counts, hits)
+        self._since += counts[0]
+        if weight > _MAX_WEIGHT:
+            self._scale(1.0 / weight)
             self._weight = 1.0
         return change
 
     def shadow(self, depth: int, counts: list[int], hits: list[int]) -> None:
         """Take in trials of a depth that did not draft, but was read out beside one that did: they
-        age nothing, and raise no alarm."""
+        age nothing, and raise no alarm. Call `couple` when all depths are in."""
         if counts:
-            self._add(depth, counts, hits)
-            self._estimate(depth)
+            self.levels.observe(depth, counts[0], hits[0])
+            self._count(depth, counts, hits)
+
+    def renew(self) -> None:
+        """Take it that the workload has changed if what came last speaks for a higher acceptance:
+        drafting was just found to pay again."""
+        if self._detector.is_rising:
+            self._start_anew(UP)
 
     def keep(self, trials: float) -> None:
         """Discount all evidence to the weight of about so many trials."""
         self.levels.drift(1.0 / (trials * DRIFT_INFORMATION))
-        most = max((row[0] for row in self._trials if row), default=0.0)
-        if most > trials * self._weight:
-            self._scale(trials * self._weight / most)
+        self._shrink(trials)
         self._detector.reset()
         self._recent.clear()
         self.couple()
@@ -149,39 +168,56 @@ class AcceptanceModel:
         """Return p_1, p_2, ... of a depth."""
         return self._chances[depth]
 
+    def trials_behind(self, depth: int, position: int) -> float:
+        """Return the trials, prior ones included, that the estimate of a position from 1 on, counted
+        from 0, is worth."""
+        return self._trials[depth][position - 1] / self._weight + self._prior_trials
+
+    def update(self) -> None:
+        """Bring the estimates of the depth that runs up to date."""
+        if self._stale_depth >= 0:
+            self._estimate(self._stale_depth)
+            self._stale_depth = -1
+
     def couple(self) -> None:
         """Compute the estimates of every depth anew: another one may have moved them."""
+        self.levels.settle()
+        self._fade()
         for depth in range(len(self.depths)):
             self._estimate(depth)
+        self._stale_depth = -1
 
-    def _detect(self, depth: int, counts: list[int], hits: list[int]) -> int:
-        residual = variance = 0.0
-        for position, count in enumerate(counts):
-            chance = self._chances[depth][position]
-            expected = count * chance
-            residual += hits[position] - expected
-            variance += expected * (1.0 - chance)
-        # What the estimate itself may be off explains a part of the residual.
-        trust = 1.0 / (1.0 + variance * self.levels.covariance[depth][depth])
-        return self._detector.step(residual * trust, variance * trust, self.alertness)
+    def _fade(self) -> None:
+        """Discount what is known of positions that were not tried since the last time: what comes
+        before them may have changed."""
+        share = math.exp(-self._since / self._settings.unseen_trials)
+        for depth, reached in enumerate(self._reached):
+            start = max(reached - 1, 0)
+            for cells in (self._hits[depth], self._trials[depth]):
+                cells[start:] = [share * value for value in cells[start:]]
+        self._since = 0
+        self._reached = [0] * len(self._reached)
 
-    def _add(self, depth: int, counts: list[int], hits: list[int]) -> None:
-        self.levels.observe(depth, counts[0], hits[0])
+    def _count(self, depth: int, counts: list[int], hits: list[int]) -> None:
+        """Add trials of the positions behind the first."""
         weight = self._weight
+        if len(counts) > self._reached[depth]:
+            self._reached[depth] = len(counts)
         all_hits, trials = self._hits[depth], self._trials[depth]
-        for position in range(1, len(counts)):
+        for position in range(1, min(len(counts), len(trials) + 1)):
             all_hits[position - 1] += weight * hits[position]
             trials[position - 1] += weight * counts[position]
 
     def _estimate(self, depth: int) -> None:
         """Compute p_i and E(K) of a depth."""
         prior_weight = self._prior_trials * self._weight
-        decay = self._decay
-        survival = chance = self.levels.chance(depth)
-        total = 1.0 + survival
+        prior = prior_weight * self._decay
+        chance = 1.0 / (1.0 + math.exp(-self.levels.mean(depth)))
+        survival = chance
+        total = 1.0 + chance
         chances, tokens = [chance], [1.0, total]
         for hits, counted in zip(self._hits[depth], self._trials[depth], strict=True):
-            chance = (hits + prior_weight * decay * chance) / (counted + prior_weight)
+            chance = (hits + prior * chance) / (counted + prior_weight)
             survival *= chance
             total += survival
             chances.append(chance)
@@ -194,15 +230,19 @@ class AcceptanceModel:
         detector, settings = self._detector, self._settings
         rounds = detector.up_rounds if change == UP else detector.down_rounds
         self.changes += 1
-        most = max((row[0] for row in self._trials if row), default=0.0)
-        if most > settings.kept_trials * self._weight:
-            self._scale(settings.kept_trials * self._weight / most)
+        self._shrink(settings.kept_trials)
         self.levels.jump(settings.jump_logits**2, settings.own_jump_logits**2)
         for depth, counts, hits in list(self._recent)[-rounds:]:
-            self._add(depth, counts, hits)
+            self.shadow(depth, counts, hits)
         detector.reset()
         self._recent.clear()
         self.couple()
+
+    def _shrink(self, most: float) -> None:
+        """Scale counts down so that none weighs more than `most` trials."""
+        highest = max((row[0] for row in self._trials if row), default=0.0)
+        if highest > most * self._weight:
+            self._scale(most * self._weight / highest)
 
     def _scale(self, share: float) -> None:
         self._hits = [[share * value for value in row] for row in self._hits]

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 DOWN, NONE, UP = -1, 0, 1
 
+MOST_OF_A_ROUND = 0.75
+"""Share of the threshold that one round may add: a single round may be a freak."""
+
 RISING = 1.0
 """Log-likelihood above which a probe that looks for a change goes on."""
 
@@ -51,8 +54,9 @@ class ChangeDetector:
         """
         penalty = self._penalty * variance
         gain = self._logits * residual
-        up = self._up + gain - penalty
-        down = self._down - gain - penalty
+        most = MOST_OF_A_ROUND * self._threshold
+        up = self._up + min(gain - penalty, most)
+        down = self._down + min(-gain - penalty, most)
         if up > 0.0:
             self._up = up
             self.up_rounds += 1

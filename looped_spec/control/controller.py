@@ -119,10 +119,8 @@ class AdaptiveController:
             self._stale += 1
             return
         self._feedback += 1
-        if not _is_consistent(feedback):
+        if not self._policy.learn(issued, feedback):
             self._invalid += 1
-            return
-        self._policy.learn(issued, feedback)
 
     def explain(self) -> Explanation:
         """Return what each bucket runs and why, with its candidates as the policy sees them."""
@@ -236,10 +234,3 @@ class AdaptiveController:
     def _off_part(self, run: PlanRun) -> int:
         is_off = run.candidate.num_speculative_tokens == 0 and self._has_choice[run.bucket]
         return run.rounds if is_off else 0
-
-
-def _is_consistent(feedback: RoundFeedback) -> bool:
-    proposed, accepted = feedback.proposed, feedback.accepted
-    if len(proposed) != len(accepted):
-        return False
-    return all(0 <= a <= p for p, a in zip(proposed, accepted, strict=True))

@@ -13,6 +13,9 @@ OUTLIER = math.log(3.0)
 compiled on first use, teaches nothing, unless it is one of `MAX_OUTLIERS` + 1 in a row."""
 
 MAX_OUTLIERS = 4
+WORTH_TELLING = 0.005
+"""Change of a cell's mean after which its tables are computed again."""
+
 USUAL_DEVIATIONS = 5.0
 MAX_ODD_ROUNDS = 4
 KNOWN_ROUNDS = 4
@@ -30,12 +33,13 @@ class Cell:
     rounds, less what all candidates had in common at the time; `rounds` of them were counted.
     """
 
-    __slots__ = ("candidate", "key", "mean", "outliers", "rounds")
+    __slots__ = ("candidate", "key", "mean", "outliers", "rounds", "told")
 
     def __init__(self, key: str, candidate: Candidate) -> None:
         self.key = key
         self.candidate = candidate
         self.mean = 0.0
+        self.told = 0.0
         self.rounds = 0
         self.outliers = 0
 
@@ -101,7 +105,11 @@ class CostCorrection:
         self.common += FAST_GAIN * (surprise - step)
         cell.mean += step
         cell.rounds += 1
-        return moved or abs(step) > 0.002
+        if -WORTH_TELLING < cell.mean - cell.told < WORTH_TELLING:
+            return moved
+        cell.told = cell.mean
+        self.version += 1
+        return True
 
     def _learn_unusual(self, cell: Cell, surprise: float) -> bool:
         """Keep a surprise until it is clear whose it is: if the next round of another cell is as

@@ -11,7 +11,7 @@ from typing import Any
 from looped_spec.control.config import AdaptiveSpecConfig, BatchBucket
 from looped_spec.control.cost_model import CostModel
 from looped_spec.control.plan import PLAIN, RoundFeedback
-from looped_spec.control.policy import CandidateScore, Choice, Issued
+from looped_spec.control.policy import CandidateScore, Choice, Issued, is_consistent
 from looped_spec.control.thresholds import break_even, draft_acceptance_rate, shifted
 
 THRESHOLD_CONTEXT = 512
@@ -83,11 +83,13 @@ class EmaPolicy:
         self._move(state, ladder)
         return Choice(state.position, False, (), state.reason)
 
-    def learn(self, issued: Issued, feedback: RoundFeedback) -> None:
+    def learn(self, issued: Issued, feedback: RoundFeedback) -> bool:
         """Update the EMA of the candidate that ran; rounds without a draft teach nothing."""
+        if not is_consistent(feedback, issued.candidate.num_speculative_tokens):
+            return False
         proposed = sum(feedback.proposed)
         if not proposed:
-            return
+            return True
         state, j = self._states[issued.bucket], issued.position
         rate = sum(feedback.accepted) / proposed
         beta = self._config.ema_beta
@@ -100,13 +102,14 @@ class EmaPolicy:
             state.probe_seen += 1
         elif j == state.position:
             state.since_move += 1
+        return True
 
     def current(self, bucket: int) -> int:
         """Return the position that runs when nothing is probed."""
         state, ladder = self._states[bucket], self._ladders[bucket]
         return ladder.off if state.is_off and ladder.off is not None else state.position
 
-    def overruled(self, bucket: int, choice: Choice, index: int) -> None:
+    def overruled(self, bucket: int, choice: Choice, position: int) -> None:
         """Take back a round of a probe that did not run."""
         if choice.probe:
             self._states[bucket].probe_left += 1

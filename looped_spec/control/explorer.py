@@ -3,21 +3,43 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from looped_spec.control.acceptance import AcceptanceModel
-from looped_spec.control.cost_correction import CostCorrection
 from looped_spec.control.goodput_settings import GoodputSettings
 from looped_spec.control.probe_budget import ProbeBudget
+from looped_spec.control.prospects import Prospects
 from looped_spec.control.score_table import PLAIN_DEPTH, Arm, ScoreTable
+from looped_spec.control.shadows import ShadowSchedule
 
 WAIT_ROUNDS = 64
 """Rounds after which a probe whose feedback never came is given up."""
 
+IDLE_CREDIT = 0.5
+"""Rounds of credit that are kept for probes of something promising."""
+
 WORTH = 1.01
 """What a candidate must promise, over what is current, to be probed."""
+
+COOL_ROUNDS = 64
+MAX_COOL_ROUNDS = 1024
+"""Rounds between two probes of one candidate that found nothing: the least and the most."""
+
+URGENT_READOUTS = 4
+UNSURE_VARIANCE = 0.1
+ALL_DEPTHS_TURN = 4
+"""While off, every so many readouts are of all depths instead of the most promising one."""
+
+
+class Errand(NamedTuple):
+    """What a round does to learn: a position to probe or None, depths to read out, and how many
+    rounds from this one on the explorer need not be asked again."""
+
+    position: int | None
+    shadows: tuple[int, ...]
+    rest: int
 
 
 @dataclass
@@ -28,7 +50,7 @@ class Burst:
     Attributes:
         bucket: the bucket that it belongs to.
         arm: what is probed.
-        limit: most rounds.
+        limit: rounds that it may take; four times as many while another depth stays promising.
         is_off: plain decoding is current: the question is whether drafting pays again.
         issued: rounds handed out.
         returned: rounds whose outcome is known.
@@ -51,56 +73,77 @@ class Burst:
 
 
 class Explorer:
-    """Decides on probes.
+    """Decides on probes and shadow readouts.
 
     While drafting is off, a probe comes after a wait that doubles with each that found nothing, up
     to where probes lose `loss_budget` of the time. While it is on, every `explore_interval` rounds
     the candidate is probed that might be better than the current one by what is not known of it:
     its cost, or its depth's acceptance. A depth that does not run is doubted more each round; the
-    doubt grows half as fast after each probe that found nothing new.
+    doubt grows half as fast after each probe that found nothing new. Where the engine reads out
+    other depths, that takes the place of probes that only ask for acceptance.
     """
 
     def __init__(
-        self, settings: GoodputSettings, acceptance: AcceptanceModel, correction: CostCorrection
+        self,
+        settings: GoodputSettings,
+        acceptance: AcceptanceModel,
+        prospects: Prospects,
+        shadows: ShadowSchedule,
+        switch_cost_rounds: float,
     ) -> None:
         self._settings = settings
         self._acceptance = acceptance
-        self._correction = correction
+        self._prospects = prospects
+        self._switch_cost = switch_cost_rounds
+        self.shadows = shadows
         self.budget = ProbeBudget(settings)
         self.burst: Burst | None = None
-        self._countdown = settings.explore_interval
+        self._countdown = int(settings.explore_interval)
+        self._urgent = 0
         self._round = 0
-        self._seen = [0] * len(acceptance.depths)
-        self._ran = [0] * len(acceptance.depths)
-        self._doubt = [settings.doubt_variance] * len(acceptance.depths)
+        self._cooling: dict[tuple[int, int], tuple[int, int]] = {}
+        count = len(acceptance.depths)
+        self._seen = [0] * count
+        self._doubted = [0] * count
+        self._doubt = [settings.doubt_variance] * count
 
     def restart(self) -> None:
         """Look again soon at everything: the workload or the batch has changed."""
         self.budget.restart()
-        self._countdown = min(self._countdown, 2.0)
+        self._cooling.clear()
+        self._countdown = min(self._countdown, 2)
+        self._urgent = URGENT_READOUTS
 
-    def drop(self) -> None:
-        """Give up the probe under way."""
-        self.burst = None
-
-    def step(self, table: ScoreTable, position: int, batch_size: int) -> int | None:
-        """Count a round, and return what it should probe: a position, or None for the current."""
-        self._round += 1
+    def step(self, table: ScoreTable, position: int, batch_size: int, rounds: int) -> Errand:
+        """Return what the next round does; `rounds` have passed since the last call, this one
+        included."""
+        self._round += rounds
         settings = self._settings
-        is_on = table.arms[position].k > 0
-        self.budget.earn(settings.explore_budget if is_on else settings.loss_budget)
-        if self.burst is None:
+        current = table.arms[position]
+        is_on = current.k > 0
+        self.budget.earn(rounds * (settings.explore_budget if is_on else settings.loss_budget))
+        self.shadows.wait(rounds)
+        shadows: tuple[int, ...] = ()
+        rest = int(settings.explore_interval)
+        if self.burst is None and table.has_drafts:
             if is_on:
-                self._countdown -= 1
-                if self._countdown > 0:
-                    return None
-                self._countdown = settings.explore_interval
-                self._look(table, position, batch_size)
-            elif table.has_drafts and self.budget.wait():
-                self._look_off(table, position, batch_size)
-            if self.burst is None:
-                return None
-        return self._continue(table, position, batch_size)
+                self._countdown -= rounds
+                if self._countdown <= 0:
+                    self._countdown = int(settings.explore_interval)
+                    self._look(table, current, batch_size)
+                rest = self._countdown
+                if self.shadows.is_available:
+                    shadows, wait = self._shadows_on(table, current)
+                    rest = min(rest, wait)
+            elif self.shadows.is_available:
+                shadows, rest = self._shadows_off(table, current)
+            else:
+                if self.budget.wait(rounds):
+                    self._look_off(table, current, batch_size)
+                rest = max(1, math.ceil(self.budget.interval - self.budget.waited))
+        if self.burst is None:
+            return Errand(None, shadows, rest)
+        return Errand(self._continue(self.burst, table, current), shadows, 1)
 
     def taken_back(self) -> None:
         """Hear that the round just asked for does not run."""
@@ -108,33 +151,27 @@ class Explorer:
             self.burst.issued -= 1
 
     def ran(self, depth: int) -> None:
-        """Hear that a depth ran."""
-        self._seen[depth] = self._ran[depth] = self._round
+        """Hear that a depth ran, or was read out."""
+        self._seen[depth] = self._doubted[depth] = self._round
 
     def heard(self, position: int, trials: int, hits: int, loss: float) -> None:
         """Hear what a round of a probe gave: first drafts, how many of them were accepted, and the
         time it lost in rounds of the current candidate."""
+        burst = self.burst
+        is_mine = (
+            burst is not None and burst.arm.position == position and burst.returned < burst.issued
+        )
+        if burst is not None and is_mine:
+            if burst.is_off and not burst.returned:
+                loss += self._switch_cost
+            burst.returned += 1
+            burst.trials += trials
+            burst.hits += hits
+            burst.lost += loss
         self.budget.spend(loss)
-        burst = self.burst
-        if burst is None or burst.arm.position != position or burst.returned >= burst.issued:
-            return
-        burst.returned += 1
-        burst.trials += trials
-        burst.hits += hits
-        burst.lost += loss
 
-    def loss(self, table: ScoreTable, position: int, current: int) -> float:
-        """Return what a round of a candidate is expected to lose, in rounds of the current one."""
-        tokens = self._acceptance.tokens
-        here = table.score(current, tokens)
-        there = table.score(position, tokens)
-        share = 1.0 - there / here if here > 0.0 else 0.0
-        return share * table.cost(table.arms[position]) / table.cost(table.arms[current])
-
-    def _continue(self, table: ScoreTable, position: int, batch_size: int) -> int | None:
-        burst = self.burst
-        assert burst is not None, "called with a probe under way"
-        if burst.bucket != table.bucket or burst.arm.position == position:
+    def _continue(self, burst: Burst, table: ScoreTable, current: Arm) -> int | None:
+        if burst.bucket != table.bucket or burst.arm.position == current.position:
             self.burst = None
             return None
         if burst.issued > burst.returned:
@@ -142,7 +179,7 @@ class Explorer:
             if burst.waited > WAIT_ROUNDS:
                 self.burst = None
             return None
-        if burst.issued and (self.budget.credit < 0.0 or self._is_over(burst, table, position)):
+        if burst.issued and (self.budget.credit < 0.0 or self._is_over(burst, table, current)):
             self.burst = None
             self._close(burst)
             return None
@@ -150,20 +187,20 @@ class Explorer:
         burst.waited = 0
         return burst.arm.position
 
-    def _is_over(self, burst: Burst, table: ScoreTable, position: int) -> bool:
+    def _is_over(self, burst: Burst, table: ScoreTable, current: Arm) -> bool:
         if burst.is_off:
             seems_rising = self._acceptance.is_rising or 2 * burst.hits >= burst.trials
             return burst.issued >= burst.limit or not seems_rising
-        current = table.arms[position]
-        here = max(table.score(position, self._acceptance.tokens), table.plain_score)
-        if burst.arm.depth not in (PLAIN_DEPTH, current.depth):
+        here = self._prospects.best_known(table, current)
+        depth = burst.arm.depth
+        if depth not in (PLAIN_DEPTH, current.depth):
             hope = max(
-                self._hope(table, arm, current)
+                self._prospects.hope(table, arm, current)
                 for arm in table.arms
-                if arm.depth == burst.arm.depth
+                if arm.depth == depth
             )
             return hope < WORTH * here or burst.issued >= 4 * burst.limit
-        score = table.score(burst.arm.position, self._acceptance.tokens)
+        score = self._prospects.score(table, burst.arm)
         is_behind = score < (1.0 - self._settings.behind) * here and burst.returned >= 4
         return is_behind or burst.issued >= burst.limit
 
@@ -171,121 +208,150 @@ class Explorer:
         """Wait longer after a probe that found nothing."""
         if burst.is_off:
             self.budget.back_off(burst.lost, self._settings.loss_budget)
-        elif burst.arm.depth != PLAIN_DEPTH:
+            return
+        key = burst.bucket, burst.arm.position
+        wait = min(2 * self._cooling.get(key, (0, COOL_ROUNDS // 2))[1], MAX_COOL_ROUNDS)
+        self._cooling[key] = self._round + wait, wait
+        if burst.arm.depth != PLAIN_DEPTH:
             depth = burst.arm.depth
             self._doubt[depth] = max(0.5 * self._doubt[depth], self._settings.min_doubt_variance)
 
-    def _look_off(self, table: ScoreTable, position: int, batch_size: int) -> None:
+    def _look_off(self, table: ScoreTable, current: Arm, batch_size: int) -> None:
         """Probe the depth that would pay first if acceptance rose, by its cheapest candidate."""
-        current = table.arms[position]
-        jump = self._settings.jump_logits**2
-        target = max(
-            (arm for arm in table.arms if arm.k),
-            key=lambda arm: (self._hope(table, arm, current, jump), -arm.position),
-        )
-        arm = self._cheapest(table, target.depth, position)
-        if self.budget.credit < self.loss(table, arm.position, position):
+        depth = self._most_promising(table, current)
+        arm = self._prospects.cheapest(table, depth, current)
+        if self.budget.credit < self._prospects.loss(table, arm, current) + self._switch_cost:
             return
-        limit = max(1, math.ceil(2 * self._settings.burst_trials / batch_size))
-        self.burst = Burst(table.bucket, arm, limit, True)
+        self.burst = Burst(table.bucket, arm, self._rounds(2.0, batch_size), True)
 
-    def _look(self, table: ScoreTable, position: int, batch_size: int) -> None:
+    def _most_promising(self, table: ScoreTable, current: Arm) -> int:
+        jump = self._settings.jump_logits**2
+        return max(
+            (arm for arm in table.arms if arm.k),
+            key=lambda arm: (self._prospects.hope(table, arm, current, jump), -arm.position),
+        ).depth
+
+    def _look(self, table: ScoreTable, current: Arm, batch_size: int) -> None:
         """Probe the candidate that might be best, if any might and the credit is there."""
-        current = table.arms[position]
         self._grow_doubts(current.depth)
-        best = WORTH * max(table.score(position, self._acceptance.tokens), table.plain_score)
-        target = None
+        best, target = WORTH * self._prospects.best_known(table, current), None
         for arm in table.arms:
             if arm is current or (arm.depth == PLAIN_DEPTH and not table.plain_score):
                 continue
-            hope = self._hope(table, arm, current)
+            if self._cooling.get((table.bucket, arm.position), (0, 0))[0] > self._round:
+                continue
+            hope = self._prospects.hope(table, arm, current)
             if hope > best:
                 best, target = hope, arm
         if target is None:
             self._look_at_stale(table, current, batch_size)
             return
         rounds = 2
+        if target.k > current.k and target.depth == current.depth:
+            # What is not known is how the positions behind are accepted: see one step further.
+            above = [arm for arm in table.arms if arm.depth == current.depth and arm.k > current.k]
+            target = min(above, key=lambda arm: arm.k)
+            if self._cooling.get((table.bucket, target.position), (0, 0))[0] > self._round:
+                return
+            rounds = max(2, self._rounds(1.0, batch_size))
         if target.depth not in (PLAIN_DEPTH, current.depth):
-            target = self._cheapest(table, target.depth, position)
-            rounds = max(1, math.ceil(self._settings.burst_trials / batch_size))
-        if self.budget.credit >= rounds * max(0.0, self.loss(table, target.position, position)):
+            if self.shadows.is_available:
+                if self._prospects.variance(target, current) > UNSURE_VARIANCE:
+                    self._urgent = max(self._urgent, 1)
+                    return
+            else:
+                target = self._prospects.cheapest(table, target.depth, current)
+                rounds = self._rounds(1.0, batch_size)
+        loss = self._prospects.loss(table, target, current)
+        if self.budget.credit >= rounds * max(0.0, loss):
             self.burst = Burst(table.bucket, target, rounds, False)
 
     def _look_at_stale(self, table: ScoreTable, current: Arm, batch_size: int) -> None:
         """Spend credit that nothing else needs on the depth that was not seen for longest."""
         settings = self._settings
-        depth = min(
-            (arm.depth for arm in table.arms if arm.k and arm.depth != current.depth),
-            key=lambda depth: (self._ran[depth], depth),
-            default=None,
-        )
-        if depth is None or self._round - self._ran[depth] < settings.stale_rounds:
+        others = {arm.depth for arm in table.arms if arm.k} - {current.depth}
+        if not others:
             return
-        if self.budget.credit < 0.5 * settings.max_credit_rounds:
-            return
-        arm = self._cheapest(table, depth, current.position)
-        rounds = max(1, math.ceil(settings.burst_trials / batch_size))
-        self.burst = Burst(table.bucket, arm, rounds, False)
+        depth = min(others, key=lambda depth: (self._seen[depth], depth))
+        if self._round - self._seen[depth] >= settings.stale_rounds:
+            arm = self._prospects.cheapest(table, depth, current)
+            rounds = self._rounds(1.0, batch_size)
+            if self.budget.credit > IDLE_CREDIT + rounds * self._prospects.loss(
+                table, arm, current
+            ):
+                self.burst = Burst(table.bucket, arm, rounds, False)
+
+    def _rounds(self, factor: float, batch_size: int) -> int:
+        """Return the rounds that give `factor` times `burst_trials`."""
+        return max(1, math.ceil(factor * self._settings.burst_trials / batch_size))
 
     def _grow_doubts(self, current_depth: int) -> None:
         """Doubt depths for the rounds since they ran, or since this was done last."""
         limit = self._settings.max_doubt_logits**2
-        for depth, seen in enumerate(self._seen):
+        for depth, before in enumerate(self._doubted):
             if depth != current_depth:
-                variance = self._doubt[depth] * (self._round - seen)
+                variance = self._doubt[depth] * (self._round - before)
                 self._acceptance.levels.doubt(depth, variance, limit)
-            self._seen[depth] = self._round
+            self._doubted[depth] = self._round
 
-    def _cheapest(self, table: ScoreTable, depth: int, current: int) -> Arm:
-        """Return the candidate of a depth that loses least."""
-        arms = [arm for arm in table.arms if arm.depth == depth]
-        return min(arms, key=lambda arm: (self.loss(table, arm.position, current), arm.position))
+    def _shadows_on(self, table: ScoreTable, current: Arm) -> tuple[tuple[int, ...], int]:
+        """Return the depths to read out beside a round with drafts, and the rounds to the next."""
+        depths = tuple(sorted({arm.depth for arm in table.arms if arm.k} - {current.depth}))
+        if not depths:
+            return (), WAIT_ROUNDS
+        cost = self.shadows.cost(len(depths), table.loop_ms / table.cost(current))
+        share = self._settings.shadow_budget
+        is_due = self.shadows.is_due(cost, share)
+        if not is_due and self._urgent and self.budget.credit > cost:
+            self.budget.spend(cost)
+            is_due = True
+        if not is_due:
+            return (), max(1, math.ceil(self.shadows.interval(cost, share) - self.shadows.waited))
+        self._urgent = max(0, self._urgent - 1)
+        self.shadows.take(cost)
+        return depths, 1 if self._urgent else self.shadows.interval(cost, share)
 
-    def _hope(self, table: ScoreTable, arm: Arm, current: Arm, jump: float = 0.0) -> float:
-        """Return the score that a candidate may have at best, as far as is known, if that of the
-        current one is as estimated; `jump` is a variance by which all depths may have moved."""
-        score = table.score(arm.position, self._acceptance.tokens)
-        score *= math.exp(self._settings.optimism * self._correction.deviation(arm.cell))
-        if not arm.k or arm.depth == current.depth:
-            return score
-        covariance = self._acceptance.levels.covariance
-        variance = covariance[arm.depth][arm.depth] + jump
-        if current.k:
-            shared = covariance[arm.depth][current.depth]
-            variance -= shared * shared / covariance[current.depth][current.depth]
-        return score * self.gain(arm, self._settings.optimism * math.sqrt(max(variance, 0.0)))
-
-    def gain(self, arm: Arm, logits: float) -> float:
-        """Return by what E(K) of a candidate would be multiplied if the log-odds of its first draft
-        were higher by `logits`, and acceptance at each further position by the same factor."""
-        chances: Sequence[float] = self._acceptance.chances(arm.depth)
-        first = chances[0]
-        factor = 1.0 / (first + (1.0 - first) * math.exp(-logits))
-        total = there = survival = reached = 1.0
-        for chance in chances[: arm.k]:
-            survival *= chance
-            reached *= min(factor * chance, 1.0)
-            total += survival
-            there += reached
-        return there / total
+    def _shadows_off(self, table: ScoreTable, current: Arm) -> tuple[tuple[int, ...], int]:
+        """Return the depths to read out beside a plain round, and the rounds to the next."""
+        loop = table.loop_ms / table.cost(current)
+        share = self._settings.loss_budget
+        if (self.shadows.turn + 1) % ALL_DEPTHS_TURN:
+            depths: tuple[int, ...] = (self._most_promising(table, current),)
+        else:
+            depths = tuple(sorted({arm.depth for arm in table.arms if arm.k}))
+        cost = self.shadows.cost(len(depths), loop)
+        is_urgent = self._urgent > 0 or self._acceptance.is_rising
+        is_due = self.shadows.is_due(cost, share)
+        if not is_due and is_urgent and self.budget.credit > cost:
+            is_due = True
+        if not is_due:
+            return (), max(1, math.ceil(self.shadows.interval(cost, share) - self.shadows.waited))
+        self._urgent = max(0, self._urgent - 1)
+        self.budget.spend(cost)
+        self.shadows.take(cost)
+        return depths, 1
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as a JSON document; a probe under way is not part of it."""
         return {
             "budget": self.budget.state_dict(),
+            "shadows": self.shadows.state_dict(),
             "countdown": self._countdown,
+            "urgent": self._urgent,
             "round": self._round,
             "seen": list(self._seen),
-            "ran": list(self._ran),
+            "doubted": list(self._doubted),
             "doubt": list(self._doubt),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`."""
         self.budget.load_state_dict(state["budget"])
-        self._countdown = float(state["countdown"])
+        self.shadows.load_state_dict(state["shadows"])
+        self._countdown = int(state["countdown"])
+        self._urgent = int(state["urgent"])
         self._round = int(state["round"])
-        self._seen = [int(seen) for seen in state["seen"]]
-        self._ran = [int(ran) for ran in state["ran"]]
-        self._doubt = [float(doubt) for doubt in state["doubt"]]
+        self._seen = [int(value) for value in state["seen"]]
+        self._doubted = [int(value) for value in state["doubted"]]
+        self._doubt = [float(value) for value in state["doubt"]]
         self.burst = None

@@ -7,7 +7,7 @@ from typing import Any
 
 from looped_spec.control.config import AdaptiveSpecConfig
 from looped_spec.control.plan import RoundFeedback
-from looped_spec.control.policy import CandidateScore, Choice, Issued
+from looped_spec.control.policy import CandidateScore, Choice, Issued, is_consistent
 
 
 class FixedPolicy:
@@ -24,14 +24,15 @@ class FixedPolicy:
         """Return the initial candidate."""
         return self._choices[bucket]
 
-    def learn(self, issued: Issued, feedback: RoundFeedback) -> None:
-        """Do nothing: nothing depends on it."""
+    def learn(self, issued: Issued, feedback: RoundFeedback) -> bool:
+        """Only check the numbers: nothing depends on them."""
+        return is_consistent(feedback, issued.candidate.num_speculative_tokens)
 
     def current(self, bucket: int) -> int:
         """Return the position of the initial candidate."""
         return self._buckets[bucket].initial
 
-    def overruled(self, bucket: int, choice: Choice, index: int) -> None:
+    def overruled(self, bucket: int, choice: Choice, position: int) -> None:
         """Do nothing: the next vote is the same."""
 
     def reason(self, bucket: int) -> str:

@@ -7,19 +7,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from looped_spec.control.acceptance import AcceptanceModel, count_trials
+from looped_spec.control.cohort import Cohort
 from looped_spec.control.config import AdaptiveSpecConfig
 from looped_spec.control.cost_correction import CostCorrection
-from looped_spec.control.cost_model import CostModel
 from looped_spec.control.explorer import Explorer
 from looped_spec.control.levels import DepthLevels
 from looped_spec.control.plan import RoundFeedback
 from looped_spec.control.policy import CandidateScore, Choice, Issued
-from looped_spec.control.score_table import PLAIN_DEPTH, Arm, ScoreTable
+from looped_spec.control.prospects import Prospects
+from looped_spec.control.score_table import ScoreTable
+from looped_spec.control.score_tables import BINS_PER_OCTAVE, ScoreTables, bin_edges, context_bin
+from looped_spec.control.shadows import ShadowSchedule
 
 COUPLE_TRIALS = 16
-CONTEXT_BINS_PER_OCTAVE = 4
-MAX_TABLES = 512
-COHORT_ROUNDS = 4
+"""Trials after which what one depth showed is carried to the others."""
+
+RELUCTANT_TRIALS = 32
+"""Trials for which drafting goes on against the odds, because some candidate may pay after all."""
+
+USUAL_DWELL_ROUNDS = 256
+"""Rounds that drafting is expected to stay on or off, until it was seen how long it does."""
 
 
 class GoodputPolicy:
@@ -27,50 +34,54 @@ class GoodputPolicy:
 
     Acceptance is learnt once for all batch sizes (`AcceptanceModel`), cost per size and candidate
     (`CostCorrection`). Another candidate is taken if it is ahead by `margin` after a dwell that is
-    counted in trials, or by less for longer. What is not known well enough is probed, and probes
-    may lose no more than `loss_budget` of the time (`ProbeBudget`).
+    counted in trials, or by less for longer. What is not known well enough is probed or read out,
+    within a budget of lost time (`Explorer`).
     """
 
     def __init__(self, config: AdaptiveSpecConfig) -> None:
         self._config = config
         self._settings = settings = config.goodput
-        self._cost = CostModel(config)
-        self._correction = CostCorrection(settings.cost_deviation, self._cost.is_measured)
+        is_measured = config.cost is not None and config.cost.mismatch is None
+        self._correction = CostCorrection(settings.cost_deviation, is_measured)
         longest: dict[int, int] = {}
         for candidate in config.candidates:
             if candidate.num_speculative_tokens:
                 depth = candidate.draft_loops
                 longest[depth] = max(longest.get(depth, 0), candidate.num_speculative_tokens)
-        depths = sorted(longest)
-        given = dict(config.depth_offsets or ())
-        offsets = [
-            given.get(d, settings.depth_offset_logits * math.log2(d / depths[0])) for d in depths
-        ]
-        base = math.log(settings.base_acceptance / (1.0 - settings.base_acceptance))
-        levels = DepthLevels(
-            [base + offset for offset in offsets],
-            settings.level_deviation,
-            settings.offset_deviation,
+        self._acceptance = AcceptanceModel(longest, settings, _levels(config, sorted(longest)))
+        self._number = {depth: number for number, depth in enumerate(sorted(longest))}
+        self._prospects = Prospects(self._acceptance, self._correction, settings.optimism)
+        self._explorer = Explorer(
+            settings,
+            self._acceptance,
+            self._prospects,
+            ShadowSchedule(config.shadow_depths_available, config.shadow_cost_ratio),
+            config.switch_cost_rounds,
         )
-        self._acceptance = AcceptanceModel(longest, settings, levels)
-        self._depth_number = {depth: number for number, depth in enumerate(depths)}
-        self._longest = [longest[depth] for depth in depths]
-        self._explorer = Explorer(settings, self._acceptance, self._correction)
-        self._tables: dict[tuple[int, int, int], ScoreTable] = {}
+        self._tables = ScoreTables(config, longest, self._correction)
+        self._cohort = Cohort()
         self._current = [bucket.initial for bucket in config.buckets]
         self._reasons = ["initial"] * len(config.buckets)
         self._choices = [
-            [Choice(p, False, (), "") for p in range(len(b.candidates))] for b in config.buckets
+            [Choice(position, False, (), "initial") for position in range(len(b.candidates))]
+            for b in config.buckets
         ]
         self._bucket = self._batch_size = self._context_bin = -1
         self._context_low = self._context_high = 0.0
-        self._table: ScoreTable = self._table_of(0, 1, self._bin(0.0))
-        self._fresh = False
-        self._dwell = 0.0
+        self._table: ScoreTable = self._tables.get(0, 1, 0)
+        self._choice = self._choices[0][self._current[0]]
+        self._is_fresh = False
+        self._dwell_trials = 0.0
         self._lead = 0.0
         self._uncoupled = 0
-        self._joins = [0] * COHORT_ROUNDS
+        self._idle = self._asked = 1
         self._round = 0
+        self._turned_at = 0
+        # The dearer it is to come back, the surer.
+        dearness = 1.0 + min(4.0, config.switch_cost_rounds)
+        self._reluctance = self._most_reluctance = RELUCTANT_TRIALS * dearness
+        self._off_optimism = settings.off_optimism * math.sqrt(dearness)
+        self._stay_rounds = float(USUAL_DWELL_ROUNDS)
 
     # -- deciding
 
@@ -84,205 +95,224 @@ class GoodputPolicy:
             or not self._context_low <= context_tokens < self._context_high
         ):
             self._enter(bucket, batch_size, context_tokens)
-        if new_requests:
-            self._join(batch_size, new_requests)
         self._round += 1
-        if self._fresh:
-            self._fresh = False
-            self._decide()
-        current = self._current[bucket]
-        is_off = not self._table.arms[current].k
-        self._acceptance.alertness = self._settings.off_alertness if is_off else 1.0
-        probed = self._explorer.step(self._table, current, batch_size)
-        if probed is None:
-            return self._choices[bucket][current]
-        return Choice(probed, True, (), "probe")
+        if new_requests and self._cohort.is_new(self._round, batch_size, new_requests):
+            self._acceptance.keep(self._settings.cohort_trials)
+            self._restart()
+            self._is_fresh = True
+        if self._is_fresh:
+            self._is_fresh = False
+            self._decide(self._settings.margin)
+        self._idle -= 1
+        if self._idle > 0:
+            return self._choice
+        return self._ask(batch_size)
+
+    def _ask(self, batch_size: int) -> Choice:
+        """Let the explorer say what the round is used for beside."""
+        position = self._choice.position
+        self._acceptance.update()
+        errand = self._explorer.step(
+            self._table, position, batch_size, self._asked - max(self._idle, 0)
+        )
+        self._idle = self._asked = errand.rest
+        shadows = tuple([self._acceptance.depths[depth] for depth in errand.shadows])
+        if errand.position is not None:
+            return Choice(errand.position, True, shadows, "probe")
+        if shadows:
+            return Choice(position, False, shadows, self._choice.reason)
+        return self._choice
+
+    def _restart(self) -> None:
+        """Look at everything again, soon."""
+        self._explorer.restart()
+        self._hurry()
+
+    def _hurry(self) -> None:
+        """Have the explorer asked in the next round."""
+        ahead = self._idle - 1
+        if ahead > 0:
+            self._idle -= ahead
+            self._asked -= ahead
 
     def _enter(self, bucket: int, batch_size: int, context_tokens: float) -> None:
         """Move to the table of another batch size, context or bucket."""
-        number = self._bin(context_tokens)
-        self._context_low, self._context_high = self._edges(number)
+        number = context_bin(context_tokens)
+        self._context_low, self._context_high = bin_edges(number)
         is_other_bucket = bucket != self._bucket
-        is_other_context = abs(number - self._context_bin) > CONTEXT_BINS_PER_OCTAVE // 2
+        is_other_context = abs(number - self._context_bin) > BINS_PER_OCTAVE // 2
         self._bucket, self._batch_size, self._context_bin = bucket, batch_size, number
-        self._table = table = self._table_of(bucket, batch_size, number)
-        if table.version != self._correction.version:
-            table.refresh()
+        self._table = table = self._tables.get(bucket, batch_size, number)
+        table.refresh()
         settings = self._settings
         self._acceptance.memory_trials = max(
             settings.evidence_trials, settings.evidence_rounds * batch_size
         )
+        self._is_fresh = True
         if is_other_bucket:
-            self._explorer.drop()
-            self._dwell = math.inf
-            self._decide(margin=0.0)
-        else:
-            self._fresh = True
+            self._explorer.burst = None
+            self._dwell_trials = math.inf
+            self._choice = self._choices[bucket][self._current[bucket]]
+            self._set_alertness()
+            self._decide(0.0)
         if is_other_bucket or is_other_context:
-            self._explorer.restart()
+            self._restart()
 
-    def _decide(self, margin: float | None = None) -> None:
+    def _decide(self, margin: float) -> None:
         """Take another candidate if it is far enough ahead."""
-        table = self._table
-        tokens = self._acceptance.tokens
+        table, acceptance, settings = self._table, self._acceptance, self._settings
+        acceptance.update()
+        tokens = acceptance.tokens
         best, position = table.best(tokens)
-        bucket = table.bucket
-        current = self._current[bucket]
+        current = self._choice.position
         if position == current:
             self._lead = 0.0
             return
-        score = table.score(current, tokens)
-        settings = self._settings
-        if self._dwell < settings.dwell_trials:
+        if self._dwell_trials < settings.dwell_trials:
             return
-        if table.arms[position].depth == PLAIN_DEPTH and margin is None:
+        arm, target = table.arms[current], table.arms[position]
+        score = table.score(current, tokens)
+        if not target.k and margin and self._reluctance > 0:
             # Plain decoding shows nothing more: be sure that no draft pays.
-            arm = table.arms[current]
-            deviation = math.sqrt(self._acceptance.levels.covariance[arm.depth][arm.depth])
-            score *= self._explorer.gain(arm, settings.optimism * deviation)
+            acceptance.couple()
+            hope, draft = self._prospects.best_draft(table, self._off_optimism)
+            if hope > best:
+                self._reluctance -= self._batch_size
+                self._hurry()
+                target, position = draft, draft.position
+                best = table.score(position, acceptance.tokens)
+                if position == current:
+                    return
+            score = table.score(current, acceptance.tokens)
+        elif target.k:
+            self._reluctance = self._most_reluctance
+        if arm.k != target.k and not (arm.k and target.k):
+            margin = max(margin, self._config.switch_cost_rounds / self._stay_rounds)
         advantage = best / score - 1.0 if score > 0.0 else math.inf
-        if margin is None:
-            margin = settings.margin
         if advantage > margin:
             self._switch(position, f"{100 * min(advantage, 99.0):.0f} % more tokens per second")
-            return
-        self._lead += advantage
-        if self._lead > settings.lead_rounds:
-            self._switch(position, f"ahead for long, now by {100 * advantage:.1f} %")
+        elif arm.k and target.k:
+            self._lead += advantage
+            if self._lead > settings.lead_rounds:
+                self._switch(position, f"ahead for long, now by {100 * advantage:.1f} %")
 
     def _switch(self, position: int, reason: str) -> None:
         bucket = self._table.bucket
-        was_plain = not self._table.arms[self._current[bucket]].k
+        was_on = self._table.arms[self._choice.position].k > 0
         self._current[bucket] = position
         self._reasons[bucket] = reason
-        self._choices[bucket][position] = Choice(position, False, (), reason)
-        self._dwell = 0.0
+        self._choices[bucket][position] = self._choice = Choice(position, False, (), reason)
+        self._dwell_trials = 0.0
         self._lead = 0.0
-        if was_plain != (not self._table.arms[position].k):
-            self._explorer.drop()
+        if was_on != (self._table.arms[position].k > 0):
+            stayed = self._round - self._turned_at
+            self._stay_rounds += 0.25 * (stayed - self._stay_rounds)
+            self._turned_at = self._round
+            if not was_on:
+                self._acceptance.renew()
+            self._explorer.burst = None
             self._explorer.budget.pause()
+            self._set_alertness()
+            self._idle = min(self._idle, 1)
+
+    def _set_alertness(self) -> None:
+        is_on = self._table.arms[self._choice.position].k > 0
+        self._acceptance.alertness = 1.0 if is_on else self._settings.off_alertness
 
     # -- learning
 
-    def learn(self, issued: Issued, feedback: RoundFeedback) -> None:
-        """Take in the trials and the time of a round."""
+    def learn(self, issued: Issued, feedback: RoundFeedback) -> bool:
+        """Take in the trials and the time of a round; return whether its numbers make sense."""
+        candidate = issued.candidate
+        proposed, accepted = feedback.proposed, feedback.accepted
+        k = candidate.num_speculative_tokens
         ran = feedback.num_speculative_tokens
-        k = issued.candidate.num_speculative_tokens if ran is None else ran
+        counted = count_trials(proposed, accepted, k)
+        if counted is None or (ran is not None and ran > k):
+            return False
+        counts, hits = counted
         trials = 0
-        hits: list[int] = []
-        is_full = True
-        if k and issued.candidate.num_speculative_tokens:
-            longest = issued.candidate.num_speculative_tokens
-            counted = count_trials(feedback.proposed, feedback.accepted, longest)
-            if counted is None or k > longest:
-                return
-            counts, hits = counted
-            number = self._depth_number[issued.candidate.draft_loops]
-            if counts:
-                trials = counts[0]
-                change = self._acceptance.record(number, counts, hits)
-                self._uncoupled += trials
-                if change:
-                    self._changed()
-                elif self._uncoupled >= COUPLE_TRIALS:
-                    self._uncoupled = 0
-                    self._acceptance.couple()
-                self._dwell += trials
-                self._fresh = True
-            is_full = ran is not None or max(feedback.proposed, default=0) == k
+        if counts:
+            trials = counts[0]
+            number = self._number[candidate.draft_loops]
             self._explorer.ran(number)
+            self._uncoupled += trials
+            if self._acceptance.record(number, counts, hits):
+                self._changed()
+            elif self._uncoupled >= COUPLE_TRIALS:
+                self._uncoupled = 0
+                self._acceptance.couple()
+            self._dwell_trials += trials
+            self._is_fresh = True
         else:
-            self._dwell += len(feedback.proposed)
+            self._dwell_trials += len(proposed)
         if issued.probe:
-            self._probed(issued, feedback, trials, hits[0] if trials else 0)
-        if is_full and not feedback.num_prefill_tokens and not feedback.shadow:
-            self._learn_cost(issued, k, feedback.seconds)
+            self._probed(issued, accepted, trials, hits[0] if trials else 0)
+        if feedback.shadow:
+            self._learn_shadows(issued, feedback)
+        if not feedback.num_prefill_tokens and 0.0 < feedback.seconds < math.inf:
+            if ran is None:
+                ran = max(proposed, default=0) if k else 0
+            self._learn_cost(issued, ran, feedback)
+        return True
 
-    def _probed(self, issued: Issued, feedback: RoundFeedback, trials: int, hits: int) -> None:
+    def _probed(self, issued: Issued, accepted: tuple[int, ...], trials: int, hits: int) -> None:
         """Charge a round of a probe with what it lost: its time in rounds of the current candidate,
         less its tokens in those of such a round."""
         table = self._table
         if issued.bucket != table.bucket:
             return
         current = table.arms[self._current[table.bucket]]
-        there = table.arms[issued.position]
         usual = self._acceptance.tokens[current.depth][current.k] if current.k else 1.0
-        size = len(feedback.accepted)
-        tokens = 1.0 + sum(feedback.accepted) / size if size else usual
-        loss = table.cost(there) / table.cost(current) - tokens / usual
+        tokens = 1.0 + sum(accepted) / len(accepted) if accepted else usual
+        loss = table.cost(table.arms[issued.position]) / table.cost(current) - tokens / usual
         self._explorer.heard(issued.position, trials, hits, loss)
 
-    def _learn_cost(self, issued: Issued, k: int, seconds: float) -> None:
-        if not 0.0 < seconds < math.inf:
-            return
+    def _learn_shadows(self, issued: Issued, feedback: RoundFeedback) -> None:
+        """Take in what other depths would have accepted. Beside plain decoding, that is all there
+        is, so a change is told from it as well."""
+        is_plain = not issued.candidate.num_speculative_tokens
+        for shadow in feedback.shadow:
+            number = self._number.get(shadow.draft_loops)
+            if number is None:
+                continue
+            longest = max(shadow.proposed, default=0)
+            counted = count_trials(shadow.proposed, shadow.accepted, longest)
+            if counted is None or not counted[0]:
+                continue
+            self._explorer.ran(number)
+            if not is_plain:
+                self._acceptance.shadow(number, *counted)
+            elif self._acceptance.record(number, *counted):
+                self._changed()
+        self._explorer.shadows.answered()
+        self._acceptance.couple()
+        self._uncoupled = 0
+        self._is_fresh = True
+
+    def _learn_cost(self, issued: Issued, k: int, feedback: RoundFeedback) -> None:
         table = self._table
         if issued.bucket != self._bucket or issued.batch_size != self._batch_size:
-            table = self._table_of(
-                issued.bucket, issued.batch_size, self._bin(issued.context_tokens)
+            table = self._tables.get(
+                issued.bucket, issued.batch_size, context_bin(issued.context_tokens)
             )
         arm = table.arms[issued.position]
         if arm.k != k:
-            return
-        if self._correction.learn(arm.cell, math.log(1000.0 * seconds / arm.base_ms)):
+            return  # cut short: not what a round of this K takes
+        ms = 1000.0 * feedback.seconds
+        if feedback.shadow:
+            usual = table.cost(arm) * math.exp(self._correction.common)
+            self._explorer.shadows.learn_cost((ms - usual) / table.loop_ms, len(feedback.shadow))
+        elif self._correction.learn(arm.cell, math.log(ms / arm.base_ms)):
             table.set_cost(arm)
             if table is self._table:
-                self._fresh = True
+                self._is_fresh = True
 
     def _changed(self) -> None:
+        """Act on a change of the workload: all may have to be looked at again."""
         self._uncoupled = 0
-        self._dwell = max(self._dwell, self._settings.dwell_trials)
-        self._explorer.restart()
-
-    def _join(self, batch_size: int, new_requests: int) -> None:
-        """Discount evidence if at least half of the requests came within `COHORT_ROUNDS` rounds."""
-        start = self._round - COHORT_ROUNDS
-        self._joins.append((self._round << 20) | new_requests)
-        recent = [j for j in self._joins if j >> 20 > start and j]
-        self._joins = recent
-        if 2 * sum(j & 0xFFFFF for j in recent) >= batch_size and self._round > 1:
-            self._joins = []
-            self._acceptance.keep(self._settings.cohort_trials)
-            self._explorer.restart()
-            self._fresh = True
-
-    # -- tables
-
-    def _bin(self, context_tokens: float) -> int:
-        """Return the number of a context's bin, a quarter of an octave wide."""
-        if context_tokens < 16:
-            return 0
-        return int(CONTEXT_BINS_PER_OCTAVE * math.log2(context_tokens / 16)) + 1
-
-    def _edges(self, number: int) -> tuple[float, float]:
-        if number == 0:
-            return -math.inf, 16.0
-        low = 16 * 2 ** ((number - 1) / CONTEXT_BINS_PER_OCTAVE)
-        return low * (1 - 1e-12), 16 * 2 ** (number / CONTEXT_BINS_PER_OCTAVE)
-
-    def _table_of(self, bucket: int, batch_size: int, context_bin: int) -> ScoreTable:
-        key = bucket, batch_size, context_bin
-        table = self._tables.get(key)
-        if table is None:
-            if len(self._tables) >= MAX_TABLES:
-                self._tables.clear()
-            table = self._tables[key] = self._make_table(bucket, batch_size, context_bin)
-        return table
-
-    def _make_table(self, bucket: int, batch_size: int, context_bin: int) -> ScoreTable:
-        low, high = self._edges(context_bin)
-        context = math.sqrt(low * high) if context_bin else 8.0
-        padded = self._config.padded(batch_size)
-        size = padded.bit_length() * 2 + (padded > 1.4 * 2 ** (padded.bit_length() - 1))
-        context_octave = context_bin // (2 * CONTEXT_BINS_PER_OCTAVE)
-        arms = []
-        for position, candidate in enumerate(self._config.buckets[bucket].candidates):
-            depth = self._depth_number.get(candidate.draft_loops, PLAIN_DEPTH)
-            base_ms = self._cost.ms(batch_size, context, candidate)
-            cell = self._correction.cell(size, context_octave, candidate)
-            arms.append(Arm(position, depth, candidate.num_speculative_tokens, base_ms, cell))
-        return ScoreTable(
-            bucket, arms, self._longest, self._correction, self._config.state_fresh_when_off
-        )
+        self._dwell_trials = max(self._dwell_trials, self._settings.dwell_trials)
+        self._restart()
 
     # -- telling
 
@@ -290,7 +320,7 @@ class GoodputPolicy:
         """Return the position that runs when nothing is probed."""
         return self._current[bucket]
 
-    def overruled(self, bucket: int, choice: Choice, index: int) -> None:
+    def overruled(self, bucket: int, choice: Choice, position: int) -> None:
         """Take back a round of a probe that did not run."""
         if choice.probe:
             self._explorer.taken_back()
@@ -302,9 +332,10 @@ class GoodputPolicy:
     def scores(
         self, bucket: int, batch_size: int, context_tokens: float
     ) -> tuple[CandidateScore, ...]:
-        """Return expected tokens, corrected cost and their quotient, tokens per second."""
-        table = self._table_of(bucket, batch_size, self._bin(context_tokens))
+        """Return expected tokens, corrected cost and their quotient, tokens per ms and request."""
+        table = self._tables.get(bucket, batch_size, context_bin(context_tokens))
         table.refresh()
+        self._acceptance.couple()
         tokens = self._acceptance.tokens
         scores = []
         for arm, candidate in zip(table.arms, self._config.buckets[bucket].candidates, strict=True):
@@ -318,9 +349,11 @@ class GoodputPolicy:
         return ()
 
     def counters(self) -> dict[str, float]:
-        """Return what probes lost so far, in rounds, and how many changes were found."""
+        """Return what probes and readouts cost so far, in rounds, and how many changes were
+        found."""
         return {
             "probe_cost_rounds": self._explorer.budget.spent,
+            "shadow_cost_rounds": self._explorer.shadows.spent,
             "changes": float(self._acceptance.changes),
         }
 
@@ -341,4 +374,15 @@ class GoodputPolicy:
         self._explorer.load_state_dict(state["explorer"])
         self._tables.clear()
         self._bucket = -1
-        self._table = self._table_of(0, 1, self._bin(0.0))
+        self._table = self._tables.get(0, 1, 0)
+
+
+def _levels(config: AdaptiveSpecConfig, depths: list[int]) -> DepthLevels:
+    """Return what is expected of the first draft at each depth before anything is seen."""
+    settings = config.goodput
+    base = math.log(settings.base_acceptance / (1.0 - settings.base_acceptance))
+    given = dict(config.depth_offsets or ())
+    means = [
+        base + given.get(d, settings.depth_offset_logits * math.log2(d / depths[0])) for d in depths
+    ]
+    return DepthLevels(means, settings.level_deviation, settings.offset_deviation)

@@ -11,6 +11,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "evidence_trials": (8.0, 1e6),
     "evidence_rounds": (0.0, 1e4),
     "position_prior_trials": (0.1, 1e4),
+    "unseen_trials": (1.0, 1e6),
     "position_decay": (0.5, 1.0),
     "base_acceptance": (0.01, 0.99),
     "depth_offset_logits": (0.0, 10.0),
@@ -34,11 +35,13 @@ _RANGES: dict[str, tuple[float, float]] = {
     "burst_trials": (1.0, 1e4),
     "behind": (0.0, 1.0),
     "explore_interval": (1.0, 1e6),
+    "shadow_budget": (0.0, 0.5),
     "stale_rounds": (1.0, 1e9),
     "doubt_variance": (0.0, 10.0),
     "min_doubt_variance": (0.0, 10.0),
     "max_doubt_logits": (0.0, 10.0),
     "optimism": (0.0, 10.0),
+    "off_optimism": (0.0, 10.0),
     "cost_deviation": (0.0, 2.0),
 }
 
@@ -51,6 +54,7 @@ class GoodputSettings:
         evidence_trials: trials after which an observation has lost two thirds of its weight.
         evidence_rounds: the same in rounds, if that is longer.
         position_prior_trials: weight, in trials, of the prior of a position.
+        unseen_trials: like `evidence_trials`, for positions behind the drafts that run.
         position_decay: prior of a position's acceptance over the estimate of the one before.
         base_acceptance: acceptance expected of the shallowest depth before anything is seen.
         depth_offset_logits: prior gain in log-odds of acceptance per doubling of the draft loops.
@@ -75,12 +79,14 @@ class GoodputSettings:
         burst_trials: trials of a probe that looks promising.
         behind: a probe of several rounds ends early if it is this far behind.
         explore_interval: rounds between two looks for a candidate that might be better.
+        shadow_budget: share of time for shadow readouts while drafting is on.
         stale_rounds: rounds that a depth may not run before idle credit is spent on it.
         doubt_variance: variance, in squared log-odds, that a depth gains in each round in which it
             does not run; halves with each probe of it that found nothing new.
         min_doubt_variance: where that halving ends.
         max_doubt_logits: most that a depth is doubted, as a standard deviation.
         optimism: standard deviations by which a candidate may be better than it looks.
+        off_optimism: the same for drafts, where plain decoding looks better.
         cost_deviation: how far costs are off from cell to cell, as a standard deviation of the
             logarithm.
     """
@@ -88,6 +94,7 @@ class GoodputSettings:
     evidence_trials: float = 240.0
     evidence_rounds: float = 16.0
     position_prior_trials: float = 8.0
+    unseen_trials: float = 96.0
     position_decay: float = 0.98
     base_acceptance: float = 0.65
     depth_offset_logits: float = 0.8
@@ -111,11 +118,13 @@ class GoodputSettings:
     burst_trials: float = 8.0
     behind: float = 0.35
     explore_interval: float = 16.0
+    shadow_budget: float = 0.003
     stale_rounds: float = 64.0
     doubt_variance: float = 0.03
     min_doubt_variance: float = 0.002
     max_doubt_logits: float = 1.5
     optimism: float = 1.0
+    off_optimism: float = 0.75
     cost_deviation: float = 0.1
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 _FAR_STEP = 0.25
 """Log-odds beyond which another Newton step is taken."""
 
+_MAX_STEP = 2.0
 _MAX_LOGITS = 8.0
 
 
@@ -22,6 +23,9 @@ class DepthLevels:
     regression, as in a Kalman filter. All depths drift together with every trial; a depth that
     does not run drifts away on its own, so that it is doubted more the longer it was not seen.
 
+    The depth that runs is kept apart, as a number and its variance, until `settle` carries what it
+    showed to the others: that is needed seldom, and costs more.
+
     Args:
         means: prior log-odds per depth, in ascending order of depth.
         level_deviation: prior standard deviation that all depths share.
@@ -31,65 +35,103 @@ class DepthLevels:
     def __init__(
         self, means: Sequence[float], level_deviation: float, offset_deviation: float
     ) -> None:
-        self.means = list(means)
+        self._means = list(means)
         shared, own = level_deviation**2, offset_deviation**2
-        size = len(self.means)
-        self.covariance = [
+        size = len(self._means)
+        self._rows = [
             [shared + own if row == column else shared for column in range(size)]
             for row in range(size)
         ]
+        self._active = -1
+        self._x = self._variance = 0.0
+        self._drifted = 0.0
 
     def observe(self, depth: int, trials: int, hits: int) -> None:
         """Take in that `hits` of `trials` first drafts of a depth were accepted."""
-        means, covariance = self.means, self.covariance
-        row = covariance[depth]
-        variance = row[depth]
-        start = x = means[depth]
+        if depth != self._active:
+            self.settle()
+            self._active = depth
+            self._x = self._means[depth]
+            self._variance = self._rows[depth][depth]
+        precision = 1.0 / self._variance
+        start = x = self._x
         for _ in range(4):
             chance = 1.0 / (1.0 + math.exp(-x))
-            curvature = trials * chance * (1.0 - chance) + 1.0 / variance
-            step = (hits - trials * chance - (x - start) / variance) / curvature
-            x += step if -2.0 < step < 2.0 else math.copysign(2.0, step)
+            curvature = trials * chance * (1.0 - chance) + precision
+            step = (hits - trials * chance - (x - start) * precision) / curvature
             if -_FAR_STEP < step < _FAR_STEP:
+                x += step
                 break
-        x = min(max(x, -_MAX_LOGITS), _MAX_LOGITS)
-        shift = (x - start) / variance
-        gain = (variance - 1.0 / curvature) / (variance * variance)
-        weights = list(row)
-        for other, weight in enumerate(weights):
-            means[other] += weight * shift
-            share = gain * weight
-            covariance[other] = [
-                value - share * factor
-                for value, factor in zip(covariance[other], weights, strict=True)
-            ]
+            x += max(-_MAX_STEP, min(_MAX_STEP, step))
+        self._x = max(-_MAX_LOGITS, min(_MAX_LOGITS, x))
+        self._variance = 1.0 / curvature
 
     def drift(self, variance: float) -> None:
         """Let all depths have moved together by this variance."""
-        self.covariance = [[value + variance for value in row] for row in self.covariance]
+        self._drifted += variance
+        self._variance += variance
+
+    def settle(self) -> None:
+        """Carry what the depth that runs has shown to the others."""
+        rows, means, active = self._rows, self._means, self._active
+        if self._drifted:
+            drifted = self._drifted
+            self._rows = rows = [[value + drifted for value in row] for row in rows]
+            self._drifted = 0.0
+        if active < 0:
+            return
+        weights = rows[active]
+        before = weights[active]
+        shift = (self._x - means[active]) / before
+        gain = (before - min(self._variance, before)) / (before * before)
+        for depth, weight in enumerate(weights):
+            means[depth] += weight * shift
+            share = gain * weight
+            rows[depth] = [
+                value - share * other for value, other in zip(rows[depth], weights, strict=True)
+            ]
+        self._active = -1
 
     def doubt(self, depth: int, variance: float, limit: float) -> None:
-        """Let a depth have moved on its own by this variance, up to a limit."""
-        row = self.covariance[depth]
-        if row[depth] < limit:
-            row[depth] += variance
+        """Let a depth have moved on its own by this variance, up to a limit in all."""
+        self.settle()
+        row = self._rows[depth]
+        row[depth] = max(row[depth], min(row[depth] + variance, limit))
 
     def jump(self, shared: float, own: float) -> None:
         """Let the workload have changed: all depths together by one variance, and each on its own
         by another."""
         self.drift(shared)
-        for depth, row in enumerate(self.covariance):
+        self.settle()
+        for depth, row in enumerate(self._rows):
             row[depth] += own
 
-    def chance(self, depth: int) -> float:
-        """Return the acceptance expected of a depth."""
-        return 1.0 / (1.0 + math.exp(-self.means[depth]))
+    def mean(self, depth: int) -> float:
+        """Return the log-odds of a depth; up to date for the one that runs, for the others as they
+        were when last settled."""
+        return self._x if depth == self._active else self._means[depth]
+
+    def variance(self, depth: int) -> float:
+        """Return the variance of a depth's log-odds."""
+        if depth == self._active:
+            return self._variance
+        return self._rows[depth][depth] + self._drifted
+
+    def free_variance(self, depth: int, given: int) -> float:
+        """Return the variance of a depth's log-odds if another depth's were known."""
+        self.settle()
+        row = self._rows[depth]
+        known = self._rows[given][given]
+        return max(row[depth] - row[given] * row[given] / known, 0.0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as a JSON document."""
-        return {"means": list(self.means), "covariance": [list(row) for row in self.covariance]}
+        self.settle()
+        return {"means": list(self._means), "covariance": [list(row) for row in self._rows]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`."""
-        self.means = [float(mean) for mean in state["means"]]
-        self.covariance = [[float(value) for value in row] for row in state["covariance"]]
+        self._means = [float(mean) for mean in state["means"]]
+        self._rows = [[float(value) for value in row] for row in state["covariance"]]
+        self._active = -1
+        self._drifted = 0.0

@@ -71,16 +71,19 @@ class CandidatePolicy(Protocol):
         """Return what to run next in a bucket; called once a round."""
         ...
 
-    def learn(self, issued: Issued, feedback: RoundFeedback) -> None:
-        """Take in the outcome of a plan; must not change what is current by itself."""
+    def learn(self, issued: Issued, feedback: RoundFeedback) -> bool:
+        """Take in the outcome of a plan; must not change what is current by itself.
+
+        Returns whether the numbers make sense; of those that do not nothing is learnt.
+        """
         ...
 
     def current(self, bucket: int) -> int:
         """Return the position that runs when nothing is probed."""
         ...
 
-    def overruled(self, bucket: int, choice: Choice, index: int) -> None:
-        """Hear that the round runs `index` instead of the choice just made."""
+    def overruled(self, bucket: int, choice: Choice, position: int) -> None:
+        """Hear that the round runs `position` instead of the choice just made."""
         ...
 
     def reason(self, bucket: int) -> str:
@@ -108,3 +111,12 @@ class CandidatePolicy(Protocol):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from what `state_dict` returned."""
         ...
+
+
+def is_consistent(feedback: RoundFeedback, longest: int) -> bool:
+    """Return whether every request accepted no more than it was proposed, and that no more than
+    `longest`."""
+    proposed, accepted = feedback.proposed, feedback.accepted
+    if len(proposed) != len(accepted):
+        return False
+    return all(0 <= a <= p <= longest for p, a in zip(proposed, accepted, strict=True))

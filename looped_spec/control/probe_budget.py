@@ -31,9 +31,9 @@ class ProbeBudget:
         self.interval = self._first_interval
         self.waited = 0.0
 
-    def earn(self, share: float) -> None:
-        """Count one round."""
-        credit = self.credit + share
+    def earn(self, rounds: float) -> None:
+        """Add to the credit what some rounds have earned."""
+        credit = self.credit + rounds
         self.credit = credit if credit < self._cap else self._cap
 
     def spend(self, loss_rounds: float) -> None:
@@ -41,9 +41,9 @@ class ProbeBudget:
         self.credit = min(self.credit - loss_rounds, self._cap)
         self.spent += loss_rounds
 
-    def wait(self) -> bool:
-        """Count a round without drafting; return whether it is time to probe."""
-        self.waited += 1.0
+    def wait(self, rounds: int) -> bool:
+        """Count rounds without drafting; return whether it is time to probe."""
+        self.waited += rounds
         return self.waited >= self.interval
 
     def restart(self) -> None:

@@ -40,6 +40,7 @@ class ScoreTable:
         inverse: per depth, 1 / T by K, 0 where (K, d) is no candidate.
         plain: the K = 0 arm, None if the bucket has none.
         plain_score: its score, 1 / T; 0 without it.
+        loop_ms: time of one loop pass of a plain round.
         has_drafts: whether anything but K = 0 is in the list.
     """
 
@@ -49,9 +50,12 @@ class ScoreTable:
         arms: Sequence[Arm],
         longest: Sequence[int],
         correction: CostCorrection,
+        *,
         allow_plain: bool,
+        loop_ms: float,
     ) -> None:
         self.bucket = bucket
+        self.loop_ms = loop_ms
         self.arms = tuple(arms)
         self._correction = correction
         self._allow_plain = allow_plain
@@ -70,7 +74,9 @@ class ScoreTable:
         self.refresh()
 
     def refresh(self) -> None:
-        """Compute all costs again."""
+        """Compute all costs again if anything was learnt that may have moved them."""
+        if self.version == self._correction.version:
+            return
         self.version = self._correction.version
         for arm in self.arms:
             self.set_cost(arm)

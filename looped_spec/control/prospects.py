@@ -1,0 +1,110 @@
+"""What a candidate may turn out to be worth, given what is not known of it."""
+
+from __future__ import annotations
+
+import math
+
+from looped_spec.control.acceptance import AcceptanceModel
+from looped_spec.control.cost_correction import CostCorrection
+from looped_spec.control.score_table import PLAIN_DEPTH, Arm, ScoreTable
+
+
+class Prospects:
+    """Scores of candidates under optimism.
+
+    Args:
+        acceptance: what is known of drafts.
+        correction: what is known of costs.
+        optimism: standard deviations by which a candidate may be better than it looks.
+    """
+
+    def __init__(
+        self, acceptance: AcceptanceModel, correction: CostCorrection, optimism: float
+    ) -> None:
+        self._acceptance = acceptance
+        self._correction = correction
+        self._optimism = optimism
+
+    def score(self, table: ScoreTable, arm: Arm) -> float:
+        """Return the expected tokens per time of a candidate."""
+        return table.score(arm.position, self._acceptance.tokens)
+
+    def best_known(self, table: ScoreTable, current: Arm) -> float:
+        """Return the score of the current candidate, or of plain decoding if that is higher."""
+        return max(self.score(table, current), table.plain_score)
+
+    def hope(self, table: ScoreTable, arm: Arm, current: Arm, jump: float = 0.0) -> float:
+        """Return the score that a candidate may have if that of the current one is as estimated;
+        `jump` is a variance by which all depths may have moved without being seen."""
+        score = self.score(table, arm) * math.exp(
+            self._optimism * self._correction.deviation(arm.cell)
+        )
+        if not arm.k:
+            return score
+        if arm.depth == current.depth:
+            return score * self._gain_behind(arm, current.k)
+        variance = self.variance(arm, current) + jump
+        return score * self.gain(arm, self._optimism * math.sqrt(variance))
+
+    def best_draft(self, table: ScoreTable, optimism: float) -> tuple[float, Arm]:
+        """Return the best score that any candidate with drafts may have, `optimism` standard
+        deviations above what its depth's acceptance is estimated at, and the best as estimated."""
+        drafts = [arm for arm in table.arms if arm.k]
+        levels = self._acceptance.levels
+        levels.settle()
+        hope = max(
+            self.score(table, arm)
+            * self.gain(arm, optimism * math.sqrt(levels.variance(arm.depth)))
+            for arm in drafts
+        )
+        return hope, max(drafts, key=lambda arm: (self.score(table, arm), -arm.position))
+
+    def variance(self, arm: Arm, current: Arm) -> float:
+        """Return the variance of the log-odds of a candidate's depth, given the current one's."""
+        levels = self._acceptance.levels
+        if current.depth == PLAIN_DEPTH:
+            return levels.variance(arm.depth)
+        return levels.free_variance(arm.depth, current.depth)
+
+    def gain(self, arm: Arm, logits: float) -> float:
+        """Return by what E(K) of a candidate would be multiplied if the log-odds of its first draft
+        were higher by `logits`, and acceptance at each further position by the same factor."""
+        chances = self._acceptance.chances(arm.depth)
+        first = chances[0]
+        factor = 1.0 / (first + (1.0 - first) * math.exp(-logits))
+        total = there = survival = reached = 1.0
+        for chance in chances[: arm.k]:
+            survival *= chance
+            reached *= min(factor * chance, 1.0)
+            total += survival
+            there += reached
+        return there / total
+
+    def _gain_behind(self, arm: Arm, seen: int) -> float:
+        """Return by what E(K) of a candidate would be multiplied if positions behind the first
+        `seen`, which do not run, were accepted as often as they may be."""
+        if arm.k <= seen:
+            return 1.0
+        chances = self._acceptance.chances(arm.depth)
+        total = there = survival = reached = 1.0
+        for position in range(arm.k):
+            chance = chances[position]
+            survival *= chance
+            total += survival
+            if position >= seen:
+                trials = self._acceptance.trials_behind(arm.depth, position)
+                chance += self._optimism * math.sqrt(chance * (1.0 - chance) / trials)
+            reached *= min(chance, 1.0)
+            there += reached
+        return there / total
+
+    def loss(self, table: ScoreTable, arm: Arm, current: Arm) -> float:
+        """Return what a round of a candidate is expected to lose, in rounds of the current one."""
+        here = self.score(table, current)
+        share = 1.0 - self.score(table, arm) / here if here > 0.0 else 0.0
+        return share * table.cost(arm) / table.cost(current)
+
+    def cheapest(self, table: ScoreTable, depth: int, current: Arm) -> Arm:
+        """Return the candidate of a depth that loses least."""
+        arms = [arm for arm in table.arms if arm.depth == depth]
+        return min(arms, key=lambda arm: (self.loss(table, arm, current), arm.position))
