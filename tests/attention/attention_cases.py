@@ -107,13 +107,12 @@ class Case:
         Rows past their table are zero."""
         shape = self.shape
         scale = shape.head_dim**-0.5 if scale is None else scale
-        q, k_pages, v_pages = (part.cpu().double() for part in (self.q, self.k_pages, self.v_pages))
-        tables, positions = self.rows.block_tables.cpu(), self.positions.cpu()
-        own = torch.arange(shape.heads) * shape.kv_heads // shape.heads
-        out = torch.zeros(q.shape, dtype=torch.float64)
+        q, k_pages, v_pages = (part.double() for part in (self.q, self.k_pages, self.v_pages))
+        own = torch.arange(shape.heads, device=q.device) * shape.kv_heads // shape.heads
+        out = torch.zeros_like(q)
         for request, row in self.inside.nonzero().tolist():
-            seen = torch.arange(int(positions[request, row]) + 1)
-            blocks = tables[request, seen // shape.block_size]
+            seen = torch.arange(int(self.positions[request, row]) + 1, device=q.device)
+            blocks = self.rows.block_tables[request, seen // shape.block_size]
             k, v = (pages[blocks, seen % shape.block_size][:, own] for pages in (k_pages, v_pages))
             scores = (q[request, row] * k).sum(-1) * scale  # [keys, heads]
             out[request, row] = (torch.softmax(scores, dim=0)[..., None] * v).sum(0)
@@ -122,7 +121,7 @@ class Case:
     def check(self, out: Tensor, scale: float | None = None) -> None:
         """Compare with the answer, within what the dtype allows."""
         assert out.shape == self.q.shape and out.dtype == self.dtype
-        error = (out.cpu().double() - self.answer(scale))[self.inside].abs().max()
+        error = (out.double() - self.answer(scale)).cpu()[self.inside].abs().max()
         assert float(error) <= TOLERANCES[self.dtype]
 
 
