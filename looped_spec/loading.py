@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 from looped_spec.adapter import ModelAdapter
 from looped_spec.errors import (
@@ -116,7 +117,7 @@ def build_adapter(
         if reason is not None:
             raise UnsupportedError(f"model '{name}' is not supported: {reason}")
         reject_unknown(options, adapter_class.options, f"option of adapter '{spec.name}'")
-        with torch.device("meta"):
+        with torch.device("meta"), _NothingDrawn():
             adapter = adapter_class(config, {**adapter_class.options, **options})
     except LoopedSpecError:
         raise
@@ -132,6 +133,25 @@ def build_adapter(
             "be rolled back after a rejected draft"
         )
     return adapter
+
+
+class _NothingDrawn(TorchFunctionMode):
+    """Leaves new parameters as they are, since meta tensors hold no numbers.
+
+    Drawing a normal distribution for them would import PyTorch's compiler, which takes seconds.
+    """
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__module__", None) == "torch.nn.init" and "tensor" in kwargs:
+            return kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def choose_device(device: str | torch.device) -> torch.device:

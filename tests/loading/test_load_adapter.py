@@ -17,8 +17,9 @@ from tiny_checkpoints import CONFIG, Q, random_tensors, write_config, write_sing
 from looped_spec import loading
 from looped_spec.adapter import Capabilities
 from looped_spec.errors import ConfigError, ModelLoadError, PluginError, UnsupportedError
-from looped_spec.loading import choose_device, choose_dtype, load_adapter
+from looped_spec.loading import build_adapter, choose_device, choose_dtype, load_adapter
 from looped_spec.options import EngineOptions
+from looped_spec.plugins import PluginManager
 from looped_spec.testing.dense import DenseContext
 
 
@@ -57,6 +58,18 @@ def test_dummy_weights_need_no_weights(tmp_path: Path) -> None:
     assert states[0].dtype == first.dtype == torch.bfloat16
     assert torch.equal(states[0], states[1])
     assert not torch.equal(states[0], states[2])
+
+
+def test_nothing_is_drawn_for_a_model_that_is_still_empty(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def draw(*_: object) -> None:
+        raise AssertionError("imports PyTorch's compiler on the meta device, which takes seconds")
+
+    for distribution in ("normal", "uniform"):
+        monkeypatch.setattr(torch.nn.init, f"_no_grad_{distribution}_", draw)
+    adapter = build_adapter(CONFIG, "tiny", PluginManager(), {})
+    assert {parameter.device.type for parameter in adapter.module.parameters()} == {"meta"}
 
 
 def test_code_in_the_folder_is_never_run(tmp_path: Path) -> None:
