@@ -26,8 +26,6 @@ SUITES: Mapping[str, str] = {
 }
 """Suite -> what is in it; A and B mix batch changes and steps, h is for the price of trying."""
 
-LETTERED = ("a", "b", "c", "d", "e", "f", "g")
-
 COST_NOISE = 0.03
 """Coefficient of variation of measured round times, in every suite but the scenarios."""
 
