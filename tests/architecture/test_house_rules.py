@@ -180,3 +180,14 @@ def test_every_module_of_control_loads_no_torch() -> None:
         "assert 'torch' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_no_two_test_files_share_a_name(texts: dict[str, str]) -> None:
+    """Test folders are no packages: pytest cannot collect two files of one name together."""
+    names = [
+        path.rsplit("/", 1)[-1]
+        for path in texts
+        if path.startswith("tests/") and path.endswith(".py")
+    ]
+    shared = sorted({n for n in names if names.count(n) > 1} - {"__init__.py", "conftest.py"})
+    assert shared == []
