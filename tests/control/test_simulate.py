@@ -12,9 +12,7 @@ from traces import COST_MS, document, phase
 
 from looped_spec.control.plan import PLAIN, Candidate, RoundFeedback, SpeculationPlan
 from looped_spec.control.scores import (
-    Estimate,
     flaps_per_1000,
-    percentile,
     probe_tax,
     regret,
     result_document,
@@ -25,9 +23,7 @@ from looped_spec.control.scores import (
 )
 from looped_spec.control.simulate import (
     FixedPlans,
-    PhaseRun,
     believed_costs,
-    settled_from,
     simulate,
 )
 from looped_spec.control.trace import Trace
@@ -336,23 +332,6 @@ def test_flaps_are_changes_after_a_phase_has_settled() -> None:
     assert flaps_per_1000(never.phases) == 0
 
 
-def slow_settled_from(good: list[int], window: int, needed: int) -> int:
-    window = min(window, len(good))
-    needed = min(window, needed)
-    for first in range(len(good) - window + 1):
-        if good[first] and sum(good[first : first + window]) >= needed:
-            return first
-    return len(good)
-
-
-def test_a_phase_is_settled_from_the_first_window_that_is_good_enough() -> None:
-    for pattern in range(2**13):
-        good = [pattern >> i & 1 for i in range(13)]
-        assert settled_from(good, 5, 4) == slow_settled_from(good, 5, 4)
-    assert settled_from([1, 1, 1]) == 0
-    assert settled_from([0, 1, 1]) == 3  # all of fewer rounds than the window
-
-
 def test_the_policy_gets_the_table_with_the_error_and_rounds_take_the_true_time() -> None:
     error = {"depths": {"2": 1.2}, "cells": {"3,1": 0.5}}
     trace = read_trace(document(phase(table_ms=COST_MS | {"0,0": 4.0}), cost_error=error))
@@ -383,21 +362,6 @@ def test_cells_of_one_batch_size_share_their_random_error() -> None:
     assert math.sqrt(variance) == pytest.approx(0.15, rel=0.1)
 
 
-def test_an_interval_holds_the_mean_and_narrows_with_seeds() -> None:
-    few, many = Estimate.of([0.0, 1.0] * 4), Estimate.of([0.0, 1.0] * 100)
-    assert few.mean == many.mean == 0.5
-    assert few.low < many.low < 0.5 < many.high < few.high
-    half = 1.96 * 0.5 / math.sqrt(200)  # the normal interval of as many coin tosses
-    assert many.high - many.low == pytest.approx(2 * half, rel=0.15)
-    assert Estimate.of([0.25]) == Estimate(0.25, 0.25, 0.25)
-
-
-def test_percentiles_are_nearest_ranks() -> None:
-    values = [float(n) for n in range(100, 0, -1)]
-    assert [percentile(values, share) for share in (0.5, 0.99, 1.0)] == [50, 99, 100]
-    assert percentile([7.0], 0.99) == 7.0
-
-
 def test_the_result_has_the_promised_keys_and_times_of_decisions() -> None:
     ticks = iter(range(0, 10**9, 1500))
     trace = read_trace(CHANGING)
@@ -420,14 +384,3 @@ def test_the_result_has_the_promised_keys_and_times_of_decisions() -> None:
     assert result["decide_us"]["p50"] == {"mean": 1.5, "low": 1.5, "high": 1.5}
     assert set(result["regret"]) == {"mean", "low", "high"}
     assert [len(run.observe_ns) for run in runs] == [60, 60, 60]
-
-
-def test_scores_of_a_trace_are_sums_over_phases_not_means_of_ratios() -> None:
-    phases = [
-        PhaseRun(1, tokens=10, time_ms=10, best_ms=5, plain_ms=20, probe_ms=1),
-        PhaseRun(1, tokens=10, time_ms=90, best_ms=85, plain_ms=60),
-    ]
-    assert regret(phases) == pytest.approx(100 / 90 - 1)
-    assert slowdown(phases) == pytest.approx(100 / 80 - 1)
-    assert worst_slowdown(phases) == pytest.approx(0.5)
-    assert probe_tax(phases) == pytest.approx(0.01)
