@@ -29,7 +29,7 @@ def text_of(params: SamplingParams, place: int | None, **setup: Any) -> list[int
     return run_all(engine, prompts, each)[place].output_token_ids
 
 
-@pytest.mark.parametrize("seed", SEEDS)
+@pytest.mark.parametrize("seed", (77, 2**63 - 1, -(2**63)))
 def test_same_seed_same_text_in_any_company(seed: int) -> None:
     params = SamplingParams(seed=seed, max_tokens=14, top_p=0.95)
     want = oracle_text(PROMPT, params)
