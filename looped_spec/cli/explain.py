@@ -49,7 +49,7 @@ def _bucket_text(bucket: BucketExplanation) -> str:
             + f"K={score.candidate.num_speculative_tokens} d={score.candidate.draft_loops}",
             number(score.expected_tokens),
             number(score.cost_ms, 3),
-            number(score.score / best, 3),
+            number(score.score / best, 3) if best > 0 else "-",
         )
         for score in sorted(bucket.scores, key=lambda score: -score.score)
     ]

@@ -136,6 +136,9 @@ class AdaptiveSpecConfig:
         for size in sizes:
             check_int("padded_batch_sizes", size, 1)
         object.__setattr__(self, "padded_batch_sizes", sizes)
+        for name in ("state_fresh_when_off", "shadow_depths_available"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be true or false, got {getattr(self, name)!r:.40}")
         check_number("switch_cost_rounds", self.switch_cost_rounds, 0.0)
         check_number("shadow_cost_ratio", self.shadow_cost_ratio, 0.0)
         for depth, gain in self.depth_offsets or ():

@@ -10,7 +10,7 @@ from looped_spec.control.config import AdaptiveSpecConfig, BatchBucket
 from looped_spec.control.cost import CostTable
 from looped_spec.control.goodput_settings import GoodputSettings
 from looped_spec.control.plan import Candidate
-from looped_spec.errors import ConfigError, reject_unknown
+from looped_spec.errors import ConfigError, check_int, reject_unknown
 
 SCHEMA_VERSION = 1
 
@@ -48,14 +48,19 @@ def read_config(document: Mapping[str, Any]) -> AdaptiveSpecConfig:
     if values.get("cost") is not None:
         values["cost"] = CostTable.from_json(values["cost"])
     if "goodput" in values:
+        if not isinstance(values["goodput"], Mapping):
+            raise ConfigError(f"goodput must be a JSON object, got {values['goodput']!r:.40}")
         known = [f.name for f in fields(GoodputSettings)]
         reject_unknown(values["goodput"], known, "goodput setting")
         values["goodput"] = GoodputSettings(**values["goodput"])
     if "padded_batch_sizes" in values:
-        values["padded_batch_sizes"] = tuple(_list(document, "padded_batch_sizes"))
+        sizes = tuple(_list(document, "padded_batch_sizes"))
+        for size in sizes:
+            check_int("padded_batch_sizes", size, 1)
+        values["padded_batch_sizes"] = sizes
     if values.get("depth_offsets") is not None:
         values["depth_offsets"] = tuple(
-            (depth, gain) for depth, gain in _list(document, "depth_offsets")
+            _read_offset(pair) for pair in _list(document, "depth_offsets")
         )
     return AdaptiveSpecConfig(**values)
 
@@ -92,6 +97,12 @@ def _read_candidate(pair: Any) -> Candidate:
     ):
         raise ConfigError(f"a candidate must be a pair of integers [K, d], got {pair!r:.40}")
     return Candidate(*pair)
+
+
+def _read_offset(pair: Any) -> tuple[int, float]:
+    if not isinstance(pair, list | tuple) or len(pair) != 2:
+        raise ConfigError(f"an entry of depth_offsets must be [d, gain], got {pair!r:.40}")
+    return pair[0], pair[1]
 
 
 def _list(document: Mapping[str, Any], name: str) -> list[Any]:

@@ -140,6 +140,8 @@ class CostTable:
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> CostTable:
         """Read what `to_json` wrote."""
+        if not isinstance(document, Mapping):
+            raise ConfigError(f"a cost table must be a JSON object, got {document!r:.40}")
         reject_unknown(document, _KEYS, "key of a cost table")
         if document.get("schema_version") != SCHEMA_VERSION:
             raise ConfigError(
@@ -154,9 +156,13 @@ class CostTable:
                 "cells of a cost table must be lists of batch size, context, K, d, ms"
             )
         fingerprint = document.get("fingerprint", {})
-        return cls(
-            tuple(CostCell(*cell) for cell in cells), tuple(sorted(dict(fingerprint).items()))
-        )
+        if not isinstance(fingerprint, Mapping) or any(
+            not isinstance(text, str) for text in fingerprint.values()
+        ):
+            raise ConfigError(
+                f"fingerprint of a cost table must be an object of texts, got {fingerprint!r:.40}"
+            )
+        return cls(tuple(CostCell(*cell) for cell in cells), tuple(sorted(fingerprint.items())))
 
 
 def analytic_ms(

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from command_runs import Generate
 
 from looped_spec import AdaptiveSpecConfig
+from looped_spec.cli.explain import explain_text
 from looped_spec.control.config import BatchBucket
+from looped_spec.control.controller import AdaptiveController
 from looped_spec.control.plan import PLAIN, Candidate
 
 ARGUMENTS = ("--prompt", "the cat", "--max-tokens", 24)
@@ -112,3 +116,11 @@ def test_flags_that_contradict_each_other_are_one_line_that_names_both(
     assert done.code == 2
     assert done.err.count("\n") == 1
     assert one in done.err and other in done.err
+
+
+def test_candidates_that_all_score_nothing_are_shown_without_a_share_of_the_best() -> None:
+    controller = AdaptiveController(AdaptiveSpecConfig.default(LOOPS, 1, policy="ema"))
+    llm: Any = SimpleNamespace(explain=controller.explain, stats=lambda: {"controller": None})
+    rows = [line for line in explain_text(llm).splitlines() if " d=" in line][1:]
+    assert len(rows) > 1
+    assert all(row.endswith("-") for row in rows)
