@@ -91,9 +91,9 @@ class AcceptanceModel:
         self._decay = settings.position_decay
         self._prior_trials = settings.position_prior_trials
         sizes = [longest[depth] for depth in self.depths]
-        # Of positions 2, 3, ...
-        self._hits = [[0.0] * (size - 1) for size in sizes]
-        self._trials = [[0.0] * (size - 1) for size in sizes]
+        # Of all positions, though p_1 comes from the levels.
+        self._hits = [[0.0] * size for size in sizes]
+        self._trials = [[0.0] * size for size in sizes]
         self._chances = [[0.5] * size for size in sizes]
         self.tokens = [[1.0] * (size + 1) for size in sizes]
         # Instead of discounting what was counted, what is counted next weighs more.
@@ -114,15 +114,23 @@ class AcceptanceModel:
             self.update()
             self._stale_depth = depth
         levels = self.levels
-        share = counts[0] / self.memory_trials
+        first = counts[0]
+        share = first / self.memory_trials
         self._weight = weight = self._weight * (1.0 + share)
         # The drift that makes evidence fade like that: see `DRIFT_INFORMATION`.
         levels.drift(share / (self.memory_trials * DRIFT_INFORMATION))
+        all_hits, trials, chances = self._hits[depth], self._trials[depth], self._chances[depth]
         residual = variance = 0.0
-        for count, hit, chance in zip(counts, hits, self._chances[depth], strict=False):
+        for position, count in enumerate(counts):
+            hit = hits[position]
+            chance = chances[position]
             expected = count * chance
             residual += hit - expected
-            variance += expected * (1.0 - chance)
+            variance += expected - expected * chance
+            all_hits[position] += weight * hit
+            trials[position] += weight * count
+        if position >= self._reached[depth]:
+            self._reached[depth] = position + 1
         # What the estimate itself may be off explains a part of the residual.
         trust = 1.0 / (1.0 + variance * levels.variance(depth))
         change = self._detector.step(residual * trust, variance * trust, self.alertness)
@@ -130,9 +138,8 @@ class AcceptanceModel:
         if change:
             self._start_anew(change)
         else:
-            levels.observe(depth, counts[0], hits[0])
-            self._count(depth, counts, hits)
-        self._since += counts[0]
+            levels.observe(depth, first, hits[0])
+        self._since += first
         if weight > _MAX_WEIGHT:
             self._scale(1.0 / weight)
             self._weight = 1.0
@@ -169,9 +176,9 @@ class AcceptanceModel:
         return self._chances[depth]
 
     def trials_behind(self, depth: int, position: int) -> float:
-        """Return the trials, prior ones included, that the estimate of a position from 1 on, counted
-        from 0, is worth."""
-        return self._trials[depth][position - 1] / self._weight + self._prior_trials
+        """Return what the estimate of a position behind the first is worth, in trials; positions
+        count from 0. The prior, which is a guess, is worth half of what it weighs."""
+        return self._trials[depth][position] / self._weight + 0.5 * self._prior_trials
 
     def update(self) -> None:
         """Bring the estimates of the depth that runs up to date."""
@@ -192,21 +199,20 @@ class AcceptanceModel:
         before them may have changed."""
         share = math.exp(-self._since / self._settings.unseen_trials)
         for depth, reached in enumerate(self._reached):
-            start = max(reached - 1, 0)
             for cells in (self._hits[depth], self._trials[depth]):
-                cells[start:] = [share * value for value in cells[start:]]
+                cells[reached:] = [share * value for value in cells[reached:]]
         self._since = 0
         self._reached = [0] * len(self._reached)
 
     def _count(self, depth: int, counts: list[int], hits: list[int]) -> None:
-        """Add trials of the positions behind the first."""
+        """Add trials of all positions."""
         weight = self._weight
-        if len(counts) > self._reached[depth]:
-            self._reached[depth] = len(counts)
         all_hits, trials = self._hits[depth], self._trials[depth]
-        for position in range(1, min(len(counts), len(trials) + 1)):
-            all_hits[position - 1] += weight * hits[position]
-            trials[position - 1] += weight * counts[position]
+        reached = min(len(counts), len(trials))
+        self._reached[depth] = max(reached, self._reached[depth])
+        for position in range(reached):
+            all_hits[position] += weight * hits[position]
+            trials[position] += weight * counts[position]
 
     def _estimate(self, depth: int) -> None:
         """Compute p_i and E(K) of a depth."""
@@ -216,7 +222,9 @@ class AcceptanceModel:
         survival = chance
         total = 1.0 + chance
         chances, tokens = [chance], [1.0, total]
-        for hits, counted in zip(self._hits[depth], self._trials[depth], strict=True):
+        behind = zip(self._hits[depth], self._trials[depth], strict=True)
+        next(behind)
+        for hits, counted in behind:
             chance = (hits + prior * chance) / (counted + prior_weight)
             survival *= chance
             total += survival

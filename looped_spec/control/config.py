@@ -13,6 +13,9 @@ from looped_spec.control.goodput_settings import GoodputSettings, check_number
 from looped_spec.control.plan import Candidate
 from looped_spec.errors import ConfigError, check_int
 
+MAX_BATCH_SIZE = 2**16
+"""Upper end of a bucket, as of `max_num_seqs`: the controller keeps a table of batch sizes."""
+
 POLICIES = ("static", "ema", "goodput")
 
 
@@ -39,7 +42,7 @@ class BatchBucket:
 
     def __post_init__(self) -> None:
         check_int("min_batch_size", self.min_batch_size, 1)
-        check_int("max_batch_size", self.max_batch_size, self.min_batch_size)
+        check_int("max_batch_size", self.max_batch_size, self.min_batch_size, MAX_BATCH_SIZE)
         object.__setattr__(self, "candidates", tuple(self.candidates))
         if not self.candidates:
             raise ConfigError("candidates of a batch bucket must not be empty")

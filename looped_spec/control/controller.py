@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -82,8 +83,13 @@ class AdaptiveController:
 
         Neither prefilling requests nor padding counts. `context_tokens` is the requests' mean
         length so far, `new_requests` how many of them had no round before. A batch size beyond the
-        last bucket is treated as that bucket's largest.
+        last bucket is treated as that bucket's largest, one below 1 as 1, and a context that is no
+        length as 0.
         """
+        if batch_size < 1:
+            batch_size = 1
+        if not 0 <= context_tokens < math.inf:  # also NaN
+            context_tokens = 0
         bucket = self._bucket_of(batch_size)
         choice = self._policy.choose(bucket, batch_size, context_tokens, new_requests)
         index, probe, shadow_depths, reason = choice
@@ -175,7 +181,10 @@ class AdaptiveController:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state that a controller of the same configuration saved."""
+        """Continue from a state that a controller of the same configuration saved.
+
+        Raises `ConfigError`, and keeps what it had, if the document is no such state.
+        """
         if state.get("version") != STATE_VERSION:
             raise ConfigError(
                 f"version of a controller state must be {STATE_VERSION}, "
@@ -186,10 +195,28 @@ class AdaptiveController:
                 f"the state is of policy {state.get('policy')!r}, this controller runs "
                 f"'{self.config.policy}'"
             )
-        self._policy.load_state_dict(state["learnt"])
-        self._next_id = int(state["next_id"])
-        self._bucket = int(state["bucket"])
-        self._rounds_below = int(state["rounds_below"])
+        policy = _POLICIES[self.config.policy](self.config)  # a document that fails leaves no trace
+        try:
+            policy.load_state_dict(state["learnt"])
+            next_id, bucket, below = (int(state[n]) for n in ("next_id", "bucket", "rounds_below"))
+            current = [policy.current(index) for index in range(len(self._candidates))]
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            raise ConfigError(
+                f"the state is not one of this configuration: {type(error).__name__}: {error}"
+            ) from error
+        sizes = [len(candidates) for candidates in self._candidates]
+        if not all(0 <= place < size for place, size in zip(current, sizes, strict=True)):
+            raise ConfigError(
+                f"the state's current candidates {current} are not positions of this "
+                f"configuration's, which has {sizes} per bucket"
+            )
+        if not -1 <= bucket < len(sizes) or next_id < 0 or below < 0:
+            raise ConfigError(
+                f"the state's bucket must be between -1 and {len(sizes) - 1} and next_id and "
+                f"rounds_below at least 0, got {bucket}, {next_id} and {below}"
+            )
+        self._policy = policy
+        self._next_id, self._bucket, self._rounds_below = next_id, bucket, below
         self._pending.clear()
 
     def _bucket_of(self, batch_size: int) -> int:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from looped_spec.control.plan import Candidate
+from looped_spec.control.plan import PLAIN, Candidate
 
 OUTLIER = math.log(3.0)
 """A round that takes this much longer than expected, such as the first one of a shape that is
@@ -168,6 +168,19 @@ class CostCorrection:
             siblings = self._group.get(cell.candidate)
             return self._spread * (0.7 if siblings else 1.0)
         return self._noise / math.sqrt(cell.rounds) + 0.005
+
+    def off_tax(self) -> float:
+        """Return by what share plain rounds take longer than expected, relative to rounds with
+        drafts; 0 until both were seen."""
+        plain = self._group.get(PLAIN)
+        others = [
+            self._group[key][0]
+            for key in self._group
+            if isinstance(key, Candidate) and key != PLAIN
+        ]
+        if plain is None or not others:
+            return 0.0
+        return math.exp(plain[0] - math.fsum(others) / len(others)) - 1.0
 
     def _cells_known(self) -> bool:
         return self._is_scaled or None in self._group

@@ -193,12 +193,12 @@ class Explorer:
             return burst.issued >= burst.limit or not seems_rising
         here = self._prospects.best_known(table, current)
         depth = burst.arm.depth
-        if depth not in (PLAIN_DEPTH, current.depth):
-            hope = max(
-                self._prospects.hope(table, arm, current)
-                for arm in table.arms
-                if arm.depth == depth
-            )
+        asks_acceptance = depth != current.depth or burst.arm.k > current.k
+        if depth != PLAIN_DEPTH and asks_acceptance:
+            arms = [arm for arm in table.arms if arm.depth == depth]
+            if depth == current.depth:
+                arms = [burst.arm]
+            hope = max(self._prospects.hope(table, arm, current) for arm in arms)
             return hope < WORTH * here or burst.issued >= 4 * burst.limit
         score = self._prospects.score(table, burst.arm)
         is_behind = score < (1.0 - self._settings.behind) * here and burst.returned >= 4
@@ -235,24 +235,25 @@ class Explorer:
         """Probe the candidate that might be best, if any might and the credit is there."""
         self._grow_doubts(current.depth)
         best, target = WORTH * self._prospects.best_known(table, current), None
+        above = min(
+            (arm.k for arm in table.arms if arm.depth == current.depth and arm.k > current.k),
+            default=0,
+        )
         for arm in table.arms:
             if arm is current or (arm.depth == PLAIN_DEPTH and not table.plain_score):
                 continue
+            if arm.depth == current.depth and arm.k > above:
+                continue  # positions that do not run are looked at one step at a time
             if self._cooling.get((table.bucket, arm.position), (0, 0))[0] > self._round:
                 continue
             hope = self._prospects.hope(table, arm, current)
-            if hope > best:
+            if hope > best and hope > WORTH * self._prospects.score(table, arm):
                 best, target = hope, arm
         if target is None:
             self._look_at_stale(table, current, batch_size)
             return
         rounds = 2
         if target.k > current.k and target.depth == current.depth:
-            # What is not known is how the positions behind are accepted: see one step further.
-            above = [arm for arm in table.arms if arm.depth == current.depth and arm.k > current.k]
-            target = min(above, key=lambda arm: arm.k)
-            if self._cooling.get((table.bucket, target.position), (0, 0))[0] > self._round:
-                return
             rounds = max(2, self._rounds(1.0, batch_size))
         if target.depth not in (PLAIN_DEPTH, current.depth):
             if self.shadows.is_available:
@@ -265,10 +266,14 @@ class Explorer:
         loss = self._prospects.loss(table, target, current)
         if self.budget.credit >= rounds * max(0.0, loss):
             self.burst = Burst(table.bucket, target, rounds, False)
+        else:
+            self._look_at_stale(table, current, batch_size)
 
     def _look_at_stale(self, table: ScoreTable, current: Arm, batch_size: int) -> None:
         """Spend credit that nothing else needs on the depth that was not seen for longest."""
         settings = self._settings
+        if self.shadows.is_available:
+            return
         others = {arm.depth for arm in table.arms if arm.k} - {current.depth}
         if not others:
             return

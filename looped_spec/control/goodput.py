@@ -11,22 +11,22 @@ from looped_spec.control.cohort import Cohort
 from looped_spec.control.config import AdaptiveSpecConfig
 from looped_spec.control.cost_correction import CostCorrection
 from looped_spec.control.explorer import Explorer
+from looped_spec.control.incumbent import TURNED_OFF, TURNED_ON, UNSURE, Incumbent
 from looped_spec.control.levels import DepthLevels
 from looped_spec.control.plan import RoundFeedback
 from looped_spec.control.policy import CandidateScore, Choice, Issued
 from looped_spec.control.prospects import Prospects
+from looped_spec.control.resumption import Resumption
 from looped_spec.control.score_table import ScoreTable
 from looped_spec.control.score_tables import BINS_PER_OCTAVE, ScoreTables, bin_edges, context_bin
 from looped_spec.control.shadows import ShadowSchedule
 
-COUPLE_TRIALS = 16
-"""Trials after which what one depth showed is carried to the others."""
+DECIDE_TRIALS = 4
+MAX_DECIDE_TRIALS = 16
+"""Between two decisions come `DECIDE_TRIALS` + batch size trials, at most `MAX_DECIDE_TRIALS`."""
 
-RELUCTANT_TRIALS = 32
-"""Trials for which drafting goes on against the odds, because some candidate may pay after all."""
-
-USUAL_DWELL_ROUNDS = 256
-"""Rounds that drafting is expected to stay on or off, until it was seen how long it does."""
+WORTH_A_NOTE = 0.05
+"""Share of time by which plain decoding must be slower than the table says to be told of."""
 
 
 class GoodputPolicy:
@@ -60,28 +60,17 @@ class GoodputPolicy:
         )
         self._tables = ScoreTables(config, longest, self._correction)
         self._cohort = Cohort()
-        self._current = [bucket.initial for bucket in config.buckets]
-        self._reasons = ["initial"] * len(config.buckets)
-        self._choices = [
-            [Choice(position, False, (), "initial") for position in range(len(b.candidates))]
-            for b in config.buckets
-        ]
+        self._resumption = Resumption()
+        self._incumbent = Incumbent(config, self._acceptance, self._prospects)
         self._bucket = self._batch_size = self._context_bin = -1
         self._context_low = self._context_high = 0.0
         self._table: ScoreTable = self._tables.get(0, 1, 0)
-        self._choice = self._choices[0][self._current[0]]
         self._is_fresh = False
-        self._dwell_trials = 0.0
-        self._lead = 0.0
-        self._uncoupled = 0
+        self._undecided = 0
+        self._decide_trials = 1
         self._idle = self._asked = 1
         self._round = 0
-        self._turned_at = 0
-        # The dearer it is to come back, the surer.
-        dearness = 1.0 + min(4.0, config.switch_cost_rounds)
-        self._reluctance = self._most_reluctance = RELUCTANT_TRIALS * dearness
-        self._off_optimism = settings.off_optimism * math.sqrt(dearness)
-        self._stay_rounds = float(USUAL_DWELL_ROUNDS)
+        self._is_plain_forbidden = not config.state_fresh_when_off
 
     # -- deciding
 
@@ -96,32 +85,39 @@ class GoodputPolicy:
         ):
             self._enter(bucket, batch_size, context_tokens)
         self._round += 1
-        if new_requests and self._cohort.is_new(self._round, batch_size, new_requests):
-            self._acceptance.keep(self._settings.cohort_trials)
-            self._restart()
-            self._is_fresh = True
+        if new_requests:
+            self._join(batch_size, new_requests)
         if self._is_fresh:
             self._is_fresh = False
+            self._undecided = 0
             self._decide(self._settings.margin)
         self._idle -= 1
         if self._idle > 0:
-            return self._choice
+            return self._incumbent.choice
         return self._ask(batch_size)
 
     def _ask(self, batch_size: int) -> Choice:
         """Let the explorer say what the round is used for beside."""
-        position = self._choice.position
-        self._acceptance.update()
+        choice = self._incumbent.choice
+        self._acceptance.couple()
         errand = self._explorer.step(
-            self._table, position, batch_size, self._asked - max(self._idle, 0)
+            self._table, choice.position, batch_size, self._asked - max(self._idle, 0)
         )
         self._idle = self._asked = errand.rest
         shadows = tuple([self._acceptance.depths[depth] for depth in errand.shadows])
         if errand.position is not None:
             return Choice(errand.position, True, shadows, "probe")
         if shadows:
-            return Choice(position, False, shadows, self._choice.reason)
-        return self._choice
+            return Choice(choice.position, False, shadows, choice.reason)
+        return self._incumbent.choice
+
+    def _join(self, batch_size: int, new_requests: int) -> None:
+        """Take note of new requests; most of a batch make a new workload."""
+        self._resumption.joined()
+        if self._cohort.is_new(self._round, batch_size, new_requests):
+            self._acceptance.keep(self._settings.cohort_trials)
+            self._restart()
+            self._is_fresh = True
 
     def _restart(self) -> None:
         """Look at everything again, soon."""
@@ -148,75 +144,35 @@ class GoodputPolicy:
         self._acceptance.memory_trials = max(
             settings.evidence_trials, settings.evidence_rounds * batch_size
         )
+        self._decide_trials = min(DECIDE_TRIALS + batch_size, MAX_DECIDE_TRIALS)
         self._is_fresh = True
         if is_other_bucket:
             self._explorer.burst = None
-            self._dwell_trials = math.inf
-            self._choice = self._choices[bucket][self._current[bucket]]
+            self._incumbent.enter(bucket)
             self._set_alertness()
             self._decide(0.0)
         if is_other_bucket or is_other_context:
             self._restart()
 
     def _decide(self, margin: float) -> None:
-        """Take another candidate if it is far enough ahead."""
-        table, acceptance, settings = self._table, self._acceptance, self._settings
-        acceptance.update()
-        tokens = acceptance.tokens
-        best, position = table.best(tokens)
-        current = self._choice.position
-        if position == current:
-            self._lead = 0.0
-            return
-        if self._dwell_trials < settings.dwell_trials:
-            return
-        arm, target = table.arms[current], table.arms[position]
-        score = table.score(current, tokens)
-        if not target.k and margin and self._reluctance > 0:
-            # Plain decoding shows nothing more: be sure that no draft pays.
-            acceptance.couple()
-            hope, draft = self._prospects.best_draft(table, self._off_optimism)
-            if hope > best:
-                self._reluctance -= self._batch_size
-                self._hurry()
-                target, position = draft, draft.position
-                best = table.score(position, acceptance.tokens)
-                if position == current:
-                    return
-            score = table.score(current, acceptance.tokens)
-        elif target.k:
-            self._reluctance = self._most_reluctance
-        if arm.k != target.k and not (arm.k and target.k):
-            margin = max(margin, self._config.switch_cost_rounds / self._stay_rounds)
-        advantage = best / score - 1.0 if score > 0.0 else math.inf
-        if advantage > margin:
-            self._switch(position, f"{100 * min(advantage, 99.0):.0f} % more tokens per second")
-        elif arm.k and target.k:
-            self._lead += advantage
-            if self._lead > settings.lead_rounds:
-                self._switch(position, f"ahead for long, now by {100 * advantage:.1f} %")
-
-    def _switch(self, position: int, reason: str) -> None:
-        bucket = self._table.bucket
-        was_on = self._table.arms[self._choice.position].k > 0
-        self._current[bucket] = position
-        self._reasons[bucket] = reason
-        self._choices[bucket][position] = self._choice = Choice(position, False, (), reason)
-        self._dwell_trials = 0.0
-        self._lead = 0.0
-        if was_on != (self._table.arms[position].k > 0):
-            stayed = self._round - self._turned_at
-            self._stay_rounds += 0.25 * (stayed - self._stay_rounds)
-            self._turned_at = self._round
-            if not was_on:
+        """Let another candidate take over if it should, and see to what follows."""
+        before = self._incumbent.choice.position
+        verdict = self._incumbent.decide(self._table, margin, self._batch_size, self._round)
+        if verdict == UNSURE:
+            self._hurry()
+        elif verdict in (TURNED_ON, TURNED_OFF):
+            if verdict == TURNED_ON:
                 self._acceptance.renew()
+            else:
+                depth = self._table.arms[before].depth
+                self._resumption.stopped(self._acceptance.chances(depth)[0])
             self._explorer.burst = None
             self._explorer.budget.pause()
             self._set_alertness()
-            self._idle = min(self._idle, 1)
+            self._hurry()
 
     def _set_alertness(self) -> None:
-        is_on = self._table.arms[self._choice.position].k > 0
+        is_on = self._table.arms[self._incumbent.choice.position].k > 0
         self._acceptance.alertness = 1.0 if is_on else self._settings.off_alertness
 
     # -- learning
@@ -236,16 +192,19 @@ class GoodputPolicy:
             trials = counts[0]
             number = self._number[candidate.draft_loops]
             self._explorer.ran(number)
-            self._uncoupled += trials
+            self._undecided += trials
             if self._acceptance.record(number, counts, hits):
                 self._changed()
-            elif self._uncoupled >= COUPLE_TRIALS:
-                self._uncoupled = 0
+            elif self._acceptance.levels.has_moved:
                 self._acceptance.couple()
-            self._dwell_trials += trials
-            self._is_fresh = True
+            self._incumbent.dwell_trials += trials
+            self._resumption.saw(trials, hits[0])
+            if self._resumption.is_stale and not self._is_plain_forbidden:
+                self._forbid_plain()
+            if self._undecided >= self._decide_trials or issued.probe:
+                self._is_fresh = True
         else:
-            self._dwell_trials += len(proposed)
+            self._incumbent.dwell_trials += len(proposed)
         if issued.probe:
             self._probed(issued, accepted, trials, hits[0] if trials else 0)
         if feedback.shadow:
@@ -262,7 +221,7 @@ class GoodputPolicy:
         table = self._table
         if issued.bucket != table.bucket:
             return
-        current = table.arms[self._current[table.bucket]]
+        current = table.arms[self._incumbent.position(table.bucket)]
         usual = self._acceptance.tokens[current.depth][current.k] if current.k else 1.0
         tokens = 1.0 + sum(accepted) / len(accepted) if accepted else usual
         loss = table.cost(table.arms[issued.position]) / table.cost(current) - tokens / usual
@@ -287,7 +246,6 @@ class GoodputPolicy:
                 self._changed()
         self._explorer.shadows.answered()
         self._acceptance.couple()
-        self._uncoupled = 0
         self._is_fresh = True
 
     def _learn_cost(self, issued: Issued, k: int, feedback: RoundFeedback) -> None:
@@ -308,17 +266,25 @@ class GoodputPolicy:
             if table is self._table:
                 self._is_fresh = True
 
+    def _forbid_plain(self) -> None:
+        """Never decode plainly again: requests would lose their drafts for good."""
+        self._is_plain_forbidden = True
+        self._tables.forbid_plain()
+        self._table = self._tables.get(self._bucket, self._batch_size, self._context_bin)
+        self._incumbent.dwell_trials = math.inf
+        self._is_fresh = True
+
     def _changed(self) -> None:
         """Act on a change of the workload: all may have to be looked at again."""
-        self._uncoupled = 0
-        self._dwell_trials = max(self._dwell_trials, self._settings.dwell_trials)
+        self._is_fresh = True
+        self._incumbent.dwell_trials = math.inf
         self._restart()
 
     # -- telling
 
     def current(self, bucket: int) -> int:
         """Return the position that runs when nothing is probed."""
-        return self._current[bucket]
+        return self._incumbent.position(bucket)
 
     def overruled(self, bucket: int, choice: Choice, position: int) -> None:
         """Take back a round of a probe that did not run."""
@@ -327,7 +293,7 @@ class GoodputPolicy:
 
     def reason(self, bucket: int) -> str:
         """Return why the current candidate is current."""
-        return self._reasons[bucket]
+        return self._incumbent.reason(bucket)
 
     def scores(
         self, bucket: int, batch_size: int, context_tokens: float
@@ -346,7 +312,23 @@ class GoodputPolicy:
 
     def notes(self) -> tuple[str, ...]:
         """Return what else a user should know."""
-        return ()
+        notes = []
+        cost = self._config.cost
+        if cost is None:
+            notes.append("no cost table: costs are those of the ideal formula until measured")
+        elif cost.mismatch is not None:
+            notes.append(f"the cost table is only a guess, {cost.mismatch}")
+        tax = self._correction.off_tax()
+        if tax > WORTH_A_NOTE and cost is not None:
+            notes.append(
+                f"off costs {100 * tax:.0f} %: a plain round takes that much longer here than the "
+                "cost table says, beside rounds with drafts"
+            )
+        if self._is_plain_forbidden:
+            notes.append("plain decoding spoils later drafts of a request, so it is never chosen")
+        if self._config.shadow_depths_available and not self._explorer.shadows.is_available:
+            notes.append("no readout of other depths came back, so none are asked for")
+        return tuple(notes)
 
     def counters(self) -> dict[str, float]:
         """Return what probes and readouts cost so far, in rounds, and how many changes were
@@ -360,19 +342,26 @@ class GoodputPolicy:
     def state_dict(self) -> dict[str, Any]:
         """Return all that was learnt as a JSON document."""
         return {
-            "current": list(self._current),
+            "incumbent": self._incumbent.state_dict(),
             "acceptance": self._acceptance.state_dict(),
             "cost": self._correction.state_dict(),
             "explorer": self._explorer.state_dict(),
+            "resumption": self._resumption.state_dict(),
+            "round": self._round,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`."""
-        self._current = [int(position) for position in state["current"]]
+        self._incumbent.load_state_dict(state["incumbent"])
         self._acceptance.load_state_dict(state["acceptance"])
         self._correction.load_state_dict(state["cost"])
         self._explorer.load_state_dict(state["explorer"])
+        self._resumption.load_state_dict(state["resumption"])
+        self._round = int(state["round"])
         self._tables.clear()
+        if self._resumption.is_stale:
+            self._is_plain_forbidden = True
+            self._tables.forbid_plain()
         self._bucket = -1
         self._table = self._tables.get(0, 1, 0)
 

@@ -111,7 +111,7 @@ class GoodputSettings:
     lead_rounds: float = 1.0
     dwell_trials: float = 8.0
     loss_budget: float = 0.005
-    explore_budget: float = 0.002
+    explore_budget: float = 0.004
     start_credit_rounds: float = 2.0
     max_credit_rounds: float = 3.0
     off_probe_interval: float = 8.0

@@ -9,6 +9,9 @@ from typing import Any
 _FAR_STEP = 0.25
 """Log-odds beyond which another Newton step is taken."""
 
+_FAR_MOVE = 0.15
+"""Log-odds of movement after which it is carried to the other depths."""
+
 _MAX_STEP = 2.0
 _MAX_LOGITS = 8.0
 
@@ -65,6 +68,13 @@ class DepthLevels:
             x += max(-_MAX_STEP, min(_MAX_STEP, step))
         self._x = max(-_MAX_LOGITS, min(_MAX_LOGITS, x))
         self._variance = 1.0 / curvature
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether the depth that runs has moved so far that the others should hear of it."""
+        return (
+            self._active >= 0 and not -_FAR_MOVE < self._x - self._means[self._active] < _FAR_MOVE
+        )
 
     def drift(self, variance: float) -> None:
         """Let all depths have moved together by this variance."""

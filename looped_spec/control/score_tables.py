@@ -39,10 +39,16 @@ class ScoreTables:
         depths = sorted(longest)
         self._numbers = {depth: number for number, depth in enumerate(depths)}
         self._longest = [longest[depth] for depth in depths]
+        self._allow_plain = config.state_fresh_when_off
         self._tables: dict[tuple[int, int, int], ScoreTable] = {}
 
     def clear(self) -> None:
         """Forget all tables; what was learnt of costs stays in the correction."""
+        self._tables.clear()
+
+    def forbid_plain(self) -> None:
+        """Make all tables anew, without plain decoding where there is anything else."""
+        self._allow_plain = False
         self._tables.clear()
 
     def get(self, bucket: int, batch_size: int, context_bin: int) -> ScoreTable:
@@ -76,7 +82,7 @@ class ScoreTables:
             arms,
             self._longest,
             self._correction,
-            allow_plain=self._config.state_fresh_when_off,
+            allow_plain=self._allow_plain,
             loop_ms=self._cost.ms(batch_size, context, PLAIN) / self._config.full_loops,
         )
 
@@ -100,4 +106,4 @@ def bin_edges(number: int) -> tuple[float, float]:
 def _size_bin(rows: int) -> int:
     """Return the number of a bin of batch sizes, two an octave."""
     octave = rows.bit_length()
-    return 2 * octave + (rows * rows > 2 ** (2 * octave - 1))
+    return 2 * octave + (rows * rows > 1 << (2 * octave - 1))
