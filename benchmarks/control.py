@@ -8,6 +8,7 @@ proves only that everything runs.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import platform
 import shlex
@@ -41,7 +42,7 @@ from control_bench.transitions import rounds_to_95, summary
 from control_bench.tuning import FINALISTS, SCREEN_SEEDS, tune
 from tqdm import tqdm
 
-from looped_spec.cli.atomic_json import check_target, write_json
+from looped_spec.cli.atomic_json import check_target, json_text, write_json
 from looped_spec.control.goodput_settings import GoodputSettings
 from looped_spec.control.plan import Candidate
 from looped_spec.control.scores import (
@@ -96,10 +97,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-plots", action="store_true", help="leave out what needs matplotlib")
     args = parser.parse_args(argv)
     try:
-        document = _run(args, sys.argv[1:] if argv is None else argv)
+        measured = _run(args, sys.argv[1:] if argv is None else argv)
     except LoopedSpecError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    document = json.loads(json_text(measured))  # What is reported is what can be read again.
     text = report(document)
     if args.out is not None:
         write_json(args.out / "control.json", document)
