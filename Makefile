@@ -60,5 +60,5 @@ $(STAMP): pyproject.toml constraints.txt
 	@[ "`$(BIN)/python -I -c '$(CHECK)' 2>/dev/null`" = True ] || $(PYTHON) -m venv --clear $(VENV)
 	$(BIN)/python -m pip install --quiet $(TORCH)
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
-		--editable '.[ouro,huginn,nanbeige,dev]'
+		--editable '.[ouro,huginn,nanbeige,serve,dev]'
 	@touch $(STAMP)

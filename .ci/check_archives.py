@@ -34,6 +34,7 @@ def main(wheel: str, wheel_from_tree: str, sdist: str) -> None:
     assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES), tops
     for package, folder in PACKAGES.items():
         files = [*folder.rglob("*.py"), *folder.rglob("*.tmpl"), *folder.glob("presets/*")]
+        files += folder.glob("serve/page/*")
         inside = {f"{package}/{file.relative_to(folder).as_posix()}" for file in files}
         assert inside <= set(names), f"not in the wheel: {inside - set(names)}"
     missing = {f"{package}/demo/{name}" for package in DEMOS for name in DEMO} - set(names)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from looped_spec.errors import ConfigError
 
+API_KEY = "LOOPED_SPEC_API_KEY"
 PLUGINS = "LOOPED_SPEC_PLUGINS"
 STRICT_PLUGINS = "LOOPED_SPEC_STRICT_PLUGINS"
 
 VARIABLES: Mapping[str, str] = MappingProxyType(
     {
+        API_KEY: "The key that clients of `looped-spec serve` must send; --api-key goes before it.",
         PLUGINS: "Adapters to enable, separated by commas. Unset enables all, empty enables none.",
         STRICT_PLUGINS: "1 stops at a broken plugin with its trace; 0 only reports it.",
     }
@@ -28,10 +30,12 @@ class Settings:
     Attributes:
         plugins: names of the enabled adapters; None means all of them, an empty tuple none.
         strict_plugins: stop at a broken plugin, of those enabled, and show its trace.
+        api_key: the key that clients of a server must send; None and an empty text ask for none.
     """
 
     plugins: tuple[str, ...] | None = None
     strict_plugins: bool = False
+    api_key: str | None = field(default=None, repr=False)
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -41,6 +45,7 @@ class Settings:
         return cls(
             plugins=None if plugins is None else _names(plugins),
             strict_plugins=_flag(STRICT_PLUGINS, environ.get(STRICT_PLUGINS, "")),
+            api_key=environ.get(API_KEY) or None,
         )
 
 

@@ -8,10 +8,10 @@ import dataclasses
 import json
 from typing import Any
 
+from looped_spec.cli.flags import add_flag
 from looped_spec.errors import ConfigError
 from looped_spec.options import EngineOptions
 
-_CONVERTERS = {"int": int, "float": float, "str": str}
 _SPECULATION_TEXT = """\
 A looped model runs its block D times (full loops) for every token. Speculation drafts
 K tokens with only d loops each, then checks them all in one pass of the other D - d
@@ -75,7 +75,7 @@ def add_engine_flags(parser: argparse.ArgumentParser, **help_texts: str) -> None
             flag = f"--{name.replace('_', '-')}"
             group.add_argument(flag, default=None, **_OWN_FLAGS[name])
         else:
-            _add_flag(group, fields[name], texts[name])
+            add_flag(group, fields[name], texts[name])
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -92,25 +92,6 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
         given["adapter_options"] = adapter_options
     EngineOptions.from_kwargs(given)
     return given
-
-
-def _add_flag(
-    group: argparse._ArgumentGroup, field: dataclasses.Field[Any], help_text: str
-) -> None:
-    flag = f"--{field.name.replace('_', '-')}"
-    text = help_text.replace("%", "%%")
-    if field.default is not None:
-        text = f"{text} (default: {field.default})"
-    kind = str(field.type).removesuffix(" | None")
-    if kind not in _CONVERTERS:
-        raise TypeError(f"option {field.name} has type {field.type}, which no flag can be made of")
-    group.add_argument(
-        flag,
-        type=_CONVERTERS[kind],
-        default=field.default,
-        metavar={"int": "N", "float": "X"}.get(kind, "NAME"),
-        help=text,
-    )
 
 
 def _adapter_options(pairs: list[str]) -> dict[str, Any]:

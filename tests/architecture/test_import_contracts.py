@@ -39,6 +39,8 @@ def test_all_contracts_are_kept() -> None:
     ("contract", "module", "imported"),
     [
         ("rooms", "looped_spec/runtime/engine.py", "looped_spec.cli.main"),
+        ("rooms", "looped_spec/runtime/engine.py", "looped_spec.serve.front"),
+        ("rooms", "looped_spec/serve/front.py", "looped_spec.cli.console"),
         ("rooms", "looped_spec/control/plan.py", "looped_spec.runtime.request"),
         ("rooms", "looped_spec/control/plan.py", "looped_spec.adapter"),
         ("rooms", "looped_spec/errors.py", "looped_spec.settings"),

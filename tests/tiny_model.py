@@ -30,8 +30,11 @@ CONFIG: dict[str, Any] = {
 }
 
 
-def write_tiny_model(folder: Path, **config: Any) -> Path:
-    """Write config, random weights and a byte-level tokenizer; the same ones every time."""
+def write_tiny_model(folder: Path, weight_scale: float = 0.5, **config: Any) -> Path:
+    """Write config, random weights and a byte-level tokenizer; the same ones every time.
+
+    The smaller the weights, the less a loop changes, and the more drafts are accepted.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     values = CONFIG | config
     (folder / "config.json").write_text(json.dumps(values))
@@ -44,7 +47,7 @@ def write_tiny_model(folder: Path, **config: Any) -> Path:
         shape = list(state[target.parameter].shape)
         if target.stop is not None:
             shape[0] = target.stop - (target.start or 0)
-        tensors[name] = 0.5 * torch.randn(shape, generator=generator)
+        tensors[name] = weight_scale * torch.randn(shape, generator=generator)
     save_file(tensors, folder / "model.safetensors")
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -1,0 +1,1 @@
+"""The OpenAI-compatible server: an async front before one engine in a thread of its own."""

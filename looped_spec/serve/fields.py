@@ -1,0 +1,112 @@
+"""Request fields that other servers know and this one refuses, with the reason.
+
+Clients send many of them with the value that means nothing ("penalty 0"); that is let through.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from looped_spec.errors import closest
+from looped_spec.serve.errors import ApiError
+
+_LOGPROBS = "the engine hands out the chosen tokens only, the target's logits stay on the device"
+_PENALTY = "tokens are chosen from the target's own distribution, without penalties"
+_TOOLS = "the answer is plain text, calls of tools are not parsed"
+_GUIDED = "the answer is not constrained to a grammar"
+_EMBEDS = "prompts are texts or token ids"
+
+_Refused = tuple[tuple[Any, ...], str]
+
+_BOTH: dict[str, _Refused] = {
+    "allowed_token_ids": (([],), "choices are narrowed by top_k, top_p and min_p only"),
+    "bad_words": (([],), "no words can be forbidden"),
+    "best_of": ((1,), "every answer is returned, none is ranked"),
+    "echo": ((False,), "the prompt is not repeated in the answer"),
+    "frequency_penalty": ((0,), _PENALTY),
+    "guided_choice": ((), _GUIDED),
+    "guided_grammar": ((), _GUIDED),
+    "guided_json": ((), _GUIDED),
+    "guided_regex": ((), _GUIDED),
+    "length_penalty": ((1,), "there is no beam search"),
+    "logit_bias": (({},), "logits are not changed"),
+    "min_tokens": ((0,), "an answer may end at any token; ignore_eos goes on to max_tokens"),
+    "presence_penalty": ((0,), _PENALTY),
+    "priority": ((0,), "requests are served in the order of their arrival"),
+    "prompt_logprobs": ((0, False), _LOGPROBS),
+    "repetition_penalty": ((1,), _PENALTY),
+    "response_format": (({"type": "text"},), _GUIDED),
+    "structured_outputs": (({},), _GUIDED),
+    "truncate_prompt_tokens": ((), "a prompt that is too long is refused"),
+    "use_beam_search": ((False,), "there is no beam search"),
+}
+
+COMPLETION_REFUSED: Mapping[str, _Refused] = MappingProxyType(
+    _BOTH
+    | {
+        "logprobs": ((False,), _LOGPROBS),
+        "prompt_embeds": ((), _EMBEDS),
+        "suffix": (("",), "text is generated behind a prompt, not into one"),
+    }
+)
+"""Field of /v1/completions -> values that mean nothing (None always does), and why not others."""
+
+CHAT_REFUSED: Mapping[str, _Refused] = MappingProxyType(
+    _BOTH
+    | {
+        "add_generation_prompt": ((True,), "the answer is always a new message"),
+        "audio": ((), "the answer is text"),
+        "continue_final_message": ((False,), "the answer is always a new message"),
+        "function_call": (("none",), _TOOLS),
+        "functions": (([],), _TOOLS),
+        "logprobs": ((False,), _LOGPROBS),
+        "modalities": ((["text"],), "the answer is text"),
+        "parallel_tool_calls": ((False, True), _TOOLS),
+        "prediction": ((), "drafts come from the model itself"),
+        "reasoning_effort": ((), "depth is set for the whole server, by full_loops"),
+        "service_tier": (("auto", "default"), "there is one tier"),
+        "store": ((False,), "nothing is stored"),
+        "tool_choice": (("none", "auto"), _TOOLS),
+        "tools": (([],), _TOOLS),
+        "top_logprobs": ((0,), _LOGPROBS),
+        "verbosity": (("medium",), "ask for it in the messages"),
+        "web_search_options": ((), _TOOLS),
+    }
+)
+"""The same for /v1/chat/completions."""
+
+
+def without_refused(
+    body: Mapping[str, Any], known: Collection[str], refused: Mapping[str, _Refused]
+) -> dict[str, Any]:
+    """Return the fields that are `known`; raise `ApiError` for the first other one that would mean
+    something."""
+    kept: dict[str, Any] = {}
+    for name, value in body.items():
+        if name in known:
+            kept[name] = value
+        elif name not in refused:
+            shown = name if len(name) <= 64 else f"{name[:64]}..."
+            raise ApiError(
+                400,
+                f"unknown field '{shown}'{closest(shown, known)}",
+                param=shown,
+                code="unknown_parameter",
+            )
+        else:
+            neutral, reason = refused[name]
+            if value is not None and not any(_same(value, one) for one in neutral):
+                raise ApiError(
+                    400,
+                    f"'{name}' is not supported: {reason}",
+                    param=name,
+                    code="unsupported_parameter",
+                )
+    return kept
+
+
+def _same(value: Any, neutral: Any) -> bool:
+    """Compare as JSON does: true is not 1."""
+    return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)

@@ -1,0 +1,170 @@
+"""The engine's own counts as Prometheus metrics, and the text of /metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeVar
+
+from prometheus_client import generate_latest
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from looped_spec.control.plan import Candidate
+from looped_spec.control.stats import Switch
+from looped_spec.serve.latencies import Latencies
+from looped_spec.serve.snapshot import EngineSnapshot
+from looped_spec.serve.speculation import num_drafting_rounds
+
+Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)
+
+
+class EngineCollector:
+    """Turns the newest snapshot into metrics; empty before there is one."""
+
+    def __init__(self, prefix: str, latencies: Latencies) -> None:
+        self.snapshot: EngineSnapshot | None = None
+        self._prefix = prefix
+        self._labels = latencies.labels
+        self._switches: dict[tuple[str, str], int] = {}
+        self._last_switch = -1
+        self._registry = latencies.registry
+        self._registry.register(self)
+
+    def text(self, snapshot: EngineSnapshot | None, accept: str = "") -> tuple[bytes, str]:
+        """Return all metrics in the format that `accept` (a header) asks for, and its media
+        type."""
+        self.snapshot = snapshot
+        if not accept:
+            return generate_latest(self._registry), "text/plain; version=0.0.4; charset=utf-8"
+        encode, media_type = choose_encoder(accept)
+        return encode(self._registry), media_type
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics of the snapshot."""
+        snapshot = self.snapshot
+        if snapshot is None:
+            return
+        counts = snapshot.metrics
+        used = 1 - snapshot.num_free_blocks / snapshot.num_blocks
+        yield self._gauge("num_requests_running", "Requests in the batch.", snapshot.num_running)
+        yield self._gauge("num_requests_waiting", "Requests in the queue.", snapshot.num_waiting)
+        yield self._gauge("kv_cache_usage_perc", "Share of cache blocks in use, 0 to 1.", used)
+        yield self._counter(
+            "num_preemptions",
+            "Times that a request gave its memory back.",
+            snapshot.num_preemptions,
+        )
+        yield self._counter(
+            "spec_decode_num_drafts",
+            "Rounds of a request in which tokens were drafted.",
+            num_drafting_rounds(counts),
+        )
+        yield self._counter(
+            "spec_decode_num_draft_tokens",
+            "Drafts that could have been committed.",
+            counts.num_draft_tokens,
+        )
+        yield self._counter(
+            "spec_decode_num_accepted_tokens",
+            "Drafts that were committed.",
+            counts.num_accepted_tokens,
+        )
+        by_position = self._family(
+            CounterMetricFamily,
+            "spec_decode_num_accepted_tokens_per_pos",
+            "Drafts that were committed, by their position in the draft, from 0.",
+            "position",
+        )
+        for position, accepted in enumerate(counts.accepted_by_position):
+            by_position.add_metric([*self._labels.values(), str(position)], accepted)
+        yield by_position
+        yield from self._adaptive(snapshot)
+
+    def _adaptive(self, snapshot: EngineSnapshot) -> Iterator[Metric]:
+        drafted = self._family(
+            GaugeMetricFamily,
+            "adaptive_num_speculative_tokens",
+            "K that a batch of this size runs now.",
+            "bucket",
+        )
+        loops = self._family(
+            GaugeMetricFamily,
+            "adaptive_draft_loops",
+            "d that a batch of this size runs now.",
+            "bucket",
+        )
+        acceptance = self._family(
+            GaugeMetricFamily,
+            "adaptive_acceptance_ema",
+            "Acceptance per draft that the policy expects of it, 0 to 1.",
+            "bucket",
+        )
+        switches = self._family(
+            CounterMetricFamily,
+            "adaptive_switches",
+            "Changes of (K, d), to longer or deeper drafts (up) or shorter ones (down).",
+            "bucket",
+            "direction",
+        )
+        labels = list(self._labels.values())
+
+        def add(bucket: str, candidate: Candidate, expected: float | None) -> None:
+            drafted.add_metric([*labels, bucket], candidate.num_speculative_tokens)
+            loops.add_metric([*labels, bucket], candidate.draft_loops)
+            if expected is not None:
+                acceptance.add_metric([*labels, bucket], expected)
+
+        for one in snapshot.explanation.buckets:
+            k = one.current.num_speculative_tokens
+            tokens = [s.expected_tokens for s in one.scores if s.candidate == one.current]
+            expected = (tokens[0] - 1) / k if k and tokens else None
+            add(f"{one.min_batch_size}-{one.max_batch_size}", one.current, expected)
+        self._count_switches(snapshot)
+        for (bucket, direction), count in sorted(self._switches.items()):
+            switches.add_metric([*labels, bucket, direction], count)
+        yield from (drafted, loops, acceptance, switches)
+        controller = snapshot.controller
+        yield self._counter(
+            "adaptive_disabled_rounds",
+            "Rounds that the controller ran without drafts.",
+            controller.off_rounds if controller else 0,
+        )
+        yield self._counter(
+            "adaptive_stale_feedback",
+            "Feedback of rounds that came twice or too late.",
+            controller.stale_feedback if controller else 0,
+        )
+
+    def _count_switches(self, snapshot: EngineSnapshot) -> None:
+        """Count the switches that are new; a snapshot holds only the latest of them."""
+        if snapshot.controller is None:
+            return
+        buckets = snapshot.explanation.buckets
+        for switch in snapshot.controller.switches:
+            if switch.plan_id > self._last_switch:
+                self._last_switch = switch.plan_id
+                bucket = buckets[switch.bucket]
+                key = f"{bucket.min_batch_size}-{bucket.max_batch_size}", direction(switch)
+                self._switches[key] = self._switches.get(key, 0) + 1
+
+    def _gauge(self, name: str, text: str, value: float) -> Metric:
+        family = self._family(GaugeMetricFamily, name, text)
+        family.add_metric(list(self._labels.values()), value)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> Metric:
+        family = self._family(CounterMetricFamily, name, text)
+        family.add_metric(list(self._labels.values()), value)
+        return family
+
+    def _family(self, kind: type[Family], name: str, text: str, *more_labels: str) -> Family:
+        return kind(f"{self._prefix}:{name}", text, labels=[*self._labels, *more_labels])
+
+
+def direction(switch: Switch) -> str:
+    """Return "up" for a longer draft, or a deeper one of the same length, else "down"."""
+
+    def size(candidate: Candidate) -> tuple[int, int]:
+        return candidate.num_speculative_tokens, candidate.draft_loops
+
+    return "up" if size(switch.candidate) > size(switch.previous) else "down"

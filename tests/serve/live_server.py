@@ -1,0 +1,101 @@
+"""A real server on a free port of the loopback interface, in a thread of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from client import Client
+
+from looped_spec.runtime.llm import LLM
+from looped_spec.serve.front import Front
+from looped_spec.serve.options import ServeOptions
+from looped_spec.serve.server import Server, listen
+
+DEADLINE_SECONDS = 60.0
+ENGINE: dict[str, Any] = {
+    "num_speculative_tokens": 2,
+    "draft_loops": 2,
+    "max_num_seqs": 4,
+    "block_size": 8,
+    "kv_cache_memory_bytes": 2**20,
+}
+NAME = "tiny"
+
+
+class LiveServer:
+    """A server that runs; `front` and `llm` are its insides."""
+
+    def __init__(self, load: Callable[[], LLM], **options: Any) -> None:
+        self.options = ServeOptions(port=0, **options)
+        self.notes: list[str] = []
+        self._listener = listen(self.options)
+        self.port = self._listener.getsockname()[1]
+        self.front = Front(load, self.options, NAME)
+        self.server = Server(self.front, self.notes.append)
+        self._thread = threading.Thread(target=self.server.run_on, args=(self._listener,))
+        self._thread.start()
+
+    @property
+    def client(self) -> Client:
+        """A client of this server."""
+        return Client(self.port)
+
+    @property
+    def llm(self) -> LLM:
+        """The model, once it is loaded."""
+        return self.front.llm
+
+    def wait_until_ready(self) -> None:
+        """Return once requests are served."""
+        until(lambda: self.client.get("/health").status == 200)
+
+    def assert_idle(self) -> None:
+        """Every request has ended and every block is free, within one deadline."""
+
+        def is_idle() -> bool:
+            engine = self.client.get("/server_info").json["engine"]
+            return bool(
+                engine["num_free_blocks"] == engine["num_blocks"]
+                and engine["num_running"] == engine["num_waiting"] == 0
+                and self.front.num_open == 0
+            )
+
+        until(is_idle)
+
+    def begin_to_stop(self) -> None:
+        """Do what a signal does."""
+        self.server.handle_exit(15, None)
+
+    def stop(self) -> None:
+        """Stop and wait for the end of every thread."""
+        self.begin_to_stop()
+        self._thread.join(DEADLINE_SECONDS)
+        self._listener.close()
+        assert not self._thread.is_alive()
+        assert self.front.worker.join(DEADLINE_SECONDS)
+
+
+def until(condition: Callable[[], bool], seconds: float = DEADLINE_SECONDS) -> None:
+    """Wait for a condition."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
+
+
+@contextlib.contextmanager
+def running(
+    model: Path, engine: dict[str, Any] | None = None, **options: Any
+) -> Iterator[LiveServer]:
+    """A server of `model` that is ready; it is stopped afterwards."""
+    server = LiveServer(lambda: LLM(model, **{**ENGINE, **(engine or {})}), **options)
+    try:
+        server.wait_until_ready()
+        yield server
+    finally:
+        server.stop()
