@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 from math import log2
 from typing import Any
@@ -139,12 +139,22 @@ class EmaPolicy:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of every bucket."""
-        return {"buckets": [dict(vars(state)) for state in self._states]}
+        """Return the state of every bucket, and whose round was the last."""
+        return {
+            "buckets": [asdict(state) for state in self._states],
+            "last_bucket": self._last_bucket,
+            "joined": self._joined,
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`."""
-        self._states = [BucketState(**bucket) for bucket in state["buckets"]]
+        states = [BucketState(**bucket) for bucket in state["buckets"]]
+        for mine, loaded in zip(self._states, states, strict=True):
+            if len(loaded.ema) != len(mine.ema) or len(loaded.rounds) != len(mine.rounds):
+                raise ValueError("buckets have other numbers of candidates")
+        self._states = states
+        self._last_bucket = int(state["last_bucket"])
+        self._joined = int(state["joined"])
 
     def _move(self, state: BucketState, ladder: _Ladder) -> None:
         j = state.position

@@ -347,6 +347,7 @@ class Explorer:
             "seen": list(self._seen),
             "doubted": list(self._doubted),
             "doubt": list(self._doubt),
+            "cooling": [[*key, *wait] for key, wait in self._cooling.items()],
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -359,4 +360,8 @@ class Explorer:
         self._seen = [int(value) for value in state["seen"]]
         self._doubted = [int(value) for value in state["doubted"]]
         self._doubt = [float(value) for value in state["doubt"]]
+        self._cooling = {
+            (int(bucket), int(position)): (int(until), int(wait))
+            for bucket, position, until, wait in state["cooling"]
+        }
         self.burst = None

@@ -1,0 +1,97 @@
+"""The controller against inputs that no engine should give, and states that are none."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import pytest
+
+from looped_spec.control.config import AdaptiveSpecConfig
+from looped_spec.control.controller import AdaptiveController
+from looped_spec.control.plan import RoundFeedback
+from looped_spec.errors import ConfigError
+
+POLICIES = ("static", "ema", "goodput")
+
+
+def trained(policy: str) -> AdaptiveController:
+    controller = AdaptiveController(AdaptiveSpecConfig.default(4, 8, policy=policy))
+    for _ in range(30):
+        plan = controller.plan(4, context_tokens=100)
+        k = plan.candidate.num_speculative_tokens
+        controller.observe(RoundFeedback(plan.plan_id, (k,) * 4, (k // 2,) * 4, 0.01))
+    return controller
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("batch_size", [0, -5, 10**6])
+def test_any_batch_size_gets_a_candidate_of_a_bucket(policy: str, batch_size: int) -> None:
+    controller = AdaptiveController(AdaptiveSpecConfig.default(4, 8, policy=policy))
+    plan = controller.plan(batch_size)
+    assert plan.candidate in controller.config.buckets[plan.bucket].candidates
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("context_tokens", [float("nan"), float("inf"), -3.0])
+def test_a_context_that_is_no_length_is_taken_as_none(policy: str, context_tokens: float) -> None:
+    odd, plain = trained(policy), trained(policy)
+    assert odd.plan(4, context_tokens=context_tokens) == plain.plan(4, context_tokens=0)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_ranks_that_load_one_state_keep_its_choices_and_agree(policy: str) -> None:
+    saved = trained(policy)
+    document = json.dumps(saved.state_dict())
+    ranks = [AdaptiveController(saved.config) for _ in range(2)]
+    for rank in ranks:
+        rank.load_state_dict(json.loads(document))
+        assert [b.current for b in rank.explain().buckets] == [
+            b.current for b in saved.explain().buckets
+        ]
+    for batch_size in (4, 4, 1, 8, 2, 2) * 5:
+        left, right = (rank.plan(batch_size, context_tokens=100) for rank in ranks)
+        assert left == right
+        k = left.candidate.num_speculative_tokens
+        outcome = RoundFeedback(left.plan_id, (k,) * batch_size, (k,) * batch_size, 0.02)
+        for rank in ranks:
+            rank.observe(outcome)
+    assert ranks[0].state_dict() == ranks[1].state_dict()
+
+
+BROKEN: list[tuple[str, Any]] = [
+    ("version", 99),
+    ("policy", "other"),
+    ("learnt", None),
+    ("learnt", []),
+    ("learnt", 5),
+    ("next_id", "x"),
+    ("next_id", -1),
+    ("bucket", 99),
+    ("bucket", -2),
+    ("bucket", None),
+    ("rounds_below", "x"),
+]
+
+
+@pytest.mark.parametrize("policy", ["ema", "goodput"])
+@pytest.mark.parametrize(("key", "value"), BROKEN)
+def test_a_broken_state_is_an_error_and_changes_nothing(policy: str, key: str, value: Any) -> None:
+    controller = trained(policy)
+    before = json.dumps(controller.state_dict())
+    state = copy.deepcopy(controller.state_dict())
+    state[key] = value
+    with pytest.raises(ConfigError):
+        controller.load_state_dict(state)
+    assert json.dumps(controller.state_dict()) == before
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("key", ["learnt", "next_id", "bucket", "rounds_below"])
+def test_a_state_without_a_part_is_an_error(policy: str, key: str) -> None:
+    controller = trained(policy)
+    state = controller.state_dict()
+    del state[key]
+    with pytest.raises(ConfigError, match=key):
+        controller.load_state_dict(state)
