@@ -75,7 +75,8 @@ def load_adapter(
     """
     if load_format not in LOAD_FORMATS:
         raise ConfigError(
-            f"load_format must be one of {', '.join(LOAD_FORMATS)}, got {load_format!r}"
+            f"load_format must be one of {', '.join(LOAD_FORMATS)}, "
+            f"got {load_format!r}{closest(str(load_format), LOAD_FORMATS)}"
         )
     chosen_device = choose_device(device)
     _explicit_dtype(dtype)  # a misspelt dtype is refused before a download

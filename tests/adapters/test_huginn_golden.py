@@ -96,11 +96,16 @@ def test_preemption_changes_nothing(
     assert engine.scheduler.num_preemptions > 0
 
 
-@pytest.mark.parametrize("options", [{}, {"num_speculative_tokens": 0}], ids=["default", "plain"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"num_speculative_tokens": 4}, {"num_speculative_tokens": 0}],
+    ids=["adaptive", "drafting", "plain"],
+)
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 def test_a_model_folder_generates_the_official_text(folder: Path, options: dict[str, int]) -> None:
     llm = LLM(str(folder), adapter_options=ZEROS, **options)
-    assert llm.speculation.num_speculative_tokens == options.get("num_speculative_tokens", 4)
+    for name, value in options.items():
+        assert getattr(llm.speculation, name) == value
     for case in golden_prompts(folder):
         expected = continuation(case)
         params = SamplingParams(temperature=0.0, max_tokens=len(expected))

@@ -35,7 +35,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeHub:
     return hub
 
 
-def refuse(adapter: ModelAdapter) -> None:
+def refuse(adapter: ModelAdapter, *device_and_dtype: object) -> None:
     assert next(adapter.module.parameters()).is_meta
     raise UnsupportedError("refused by the caller")
 
