@@ -18,7 +18,7 @@ from looped_spec.serve.envelope import METRICS_PATH, Envelope
 from looped_spec.serve.errors import ApiError
 from looped_spec.serve.front import Front, Stage
 from looped_spec.serve.info import ServerInfo
-from looped_spec.serve.metrics import EngineCollector
+from looped_spec.serve.metrics import TEXT_TYPE, EngineCollector
 from looped_spec.serve.protocol import ChatBody, CompletionBody
 from looped_spec.serve.responses import JsonResponse, error_response
 from looped_spec.version import __version__
@@ -121,11 +121,10 @@ class _StatusEndpoints:
             return JsonResponse({"status": "ok"})
         return JsonResponse({"status": status}, 503, headers={"Retry-After": "1"})
 
-    async def metrics(self, request: Request) -> Response:
+    async def metrics(self) -> Response:
         """Return all metrics for Prometheus."""
-        snapshot = await self._front.snapshot()
-        data, media_type = self._collector.text(snapshot, request.headers.get("accept", ""))
-        return Response(data, headers={"Content-Type": media_type})
+        text = self._collector.text(await self._front.snapshot())
+        return Response(text, headers={"Content-Type": TEXT_TYPE})
 
     async def version(self) -> Response:
         """Return the version of this package."""

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import TypeVar
 
 from prometheus_client import generate_latest
-from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from looped_spec.control.plan import Candidate
@@ -16,6 +15,8 @@ from looped_spec.serve.snapshot import EngineSnapshot
 from looped_spec.serve.speculation import num_drafting_rounds
 
 Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)
+
+TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
 class EngineCollector:
@@ -30,14 +31,13 @@ class EngineCollector:
         self._registry = latencies.registry
         self._registry.register(self)
 
-    def text(self, snapshot: EngineSnapshot | None, accept: str = "") -> tuple[bytes, str]:
-        """Return all metrics in the format that `accept` (a header) asks for, and its media
-        type."""
+    def text(self, snapshot: EngineSnapshot | None) -> bytes:
+        """Return all metrics in the text format, which every scraper reads.
+
+        The library's OpenMetrics format would spell the colon of our names as an underscore.
+        """
         self.snapshot = snapshot
-        if not accept:
-            return generate_latest(self._registry), "text/plain; version=0.0.4; charset=utf-8"
-        encode, media_type = choose_encoder(accept)
-        return encode(self._registry), media_type
+        return generate_latest(self._registry)
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of the snapshot."""

@@ -1,0 +1,267 @@
+"""Loading, load, clients that go away, draining."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from live_server import ENGINE, LiveServer, running, until
+
+from looped_spec import LLM
+from looped_spec.errors import ModelLoadError
+from looped_spec.serve.job import Job
+from looped_spec.serve.server import listen
+
+STEP_SECONDS = 0.03
+LONG = {"prompt": "the cat", "max_tokens": 400, "ignore_eos": True, "seed": 1}
+
+
+class SlowEngine:
+    """Makes every step of a server take a while, and notes when each began."""
+
+    def __init__(self, server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.starts: list[float] = []
+        engine = server.llm.engine
+        step = engine.step
+
+        def slow() -> Any:
+            self.starts.append(time.monotonic())
+            time.sleep(STEP_SECONDS)
+            return step()
+
+        monkeypatch.setattr(engine, "step", slow)
+
+    def started_between(self, first: float, last: float) -> int:
+        """How many steps began after one moment and before another."""
+        return sum(first < start < last for start in list(self.starts))
+
+
+@pytest.fixture
+def slow(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> SlowEngine:
+    return SlowEngine(server, monkeypatch)
+
+
+def test_while_loading_the_server_answers_but_does_not_serve(model: Path) -> None:
+    go = threading.Event()
+
+    def load() -> LLM:
+        go.wait(60)
+        return LLM(model, **ENGINE)
+
+    server = LiveServer(load)
+    try:
+        client = server.client
+        assert (client.get("/health").status, client.get("/health").json) == (
+            503,
+            {"status": "loading"},
+        )
+        for reply in (client.complete("the"), client.chat("the"), client.get("/v1/models")):
+            assert (reply.status, reply.error["code"]) == (503, "model_loading")
+            assert reply.headers["retry-after"] == "1"
+        assert client.get("/server_info").json["stage"] == "loading"
+        assert client.get("/metrics").status == client.get("/").status == 200
+        assert client.get("/version").status == 200
+        go.set()
+        server.wait_until_ready()
+        assert client.complete("the", max_tokens=1).status == 200
+        (note,) = server.notes
+        assert note == f"serving tiny at http://127.0.0.1:{server.port}"
+    finally:
+        go.set()
+        server.stop()
+
+
+def test_a_model_that_cannot_be_loaded_ends_the_server() -> None:
+    def load() -> LLM:
+        raise ModelLoadError("no weights")
+
+    server = LiveServer(load)
+    until(lambda: not server._thread.is_alive())
+    assert isinstance(server.front.load_error, ModelLoadError)
+    server.stop()
+
+
+def test_a_new_request_waits_for_no_more_than_the_running_round(
+    server: LiveServer, slow: SlowEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[tuple[float, list[Job]]] = []
+    submit = server.front.worker.submit
+
+    def noting(jobs: Any) -> Any:
+        sent.append((time.monotonic(), jobs))
+        return submit(jobs)
+
+    monkeypatch.setattr(server.front.worker, "submit", noting)
+    with server.client.streaming("/v1/completions", **LONG) as stream:
+        next(stream)
+        for _ in range(3):
+            assert server.client.complete("then", max_tokens=1).status == 200
+    for moment, (job,) in sent:
+        assert job.scheduled is not None
+        assert slow.started_between(moment, job.scheduled) == 0
+    server.assert_idle()
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_away_frees_its_blocks(
+    server: LiveServer, slow: SlowEngine, path: str, stream: bool
+) -> None:
+    body: dict[str, Any] = {**LONG, "stream": stream, "n": 2}
+    if "chat" in path:
+        del body["prompt"]
+        body["messages"] = [{"role": "user", "content": "the"}]
+    allocator = server.llm.engine.scheduler.allocator
+    with ThreadPoolExecutor(1) as pool:
+        other = pool.submit(server.client.complete, "then", max_tokens=20, seed=2)
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+            connection.sendall(http_request(path, body))
+            until(lambda: len(server.llm.engine.scheduler.running) >= 2)
+        closed = time.monotonic()
+        until(lambda: server.front.num_open <= 1)
+        # The round that runs, and perhaps one more before the front hears of it.
+        assert slow.started_between(closed, time.monotonic()) <= 3
+        assert other.result().status == 200
+    server.assert_idle()
+    assert allocator.num_free == allocator.num_blocks
+
+
+def test_a_client_that_goes_away_in_the_queue_is_forgotten(
+    server: LiveServer, slow: SlowEngine
+) -> None:
+    before = len(slow.starts)
+    sockets = []
+    for _ in range(12):
+        sockets.append(socket.create_connection(("127.0.0.1", server.port), timeout=30))
+        sockets[-1].sendall(http_request("/v1/completions", LONG))
+    until(lambda: server.front.num_open == 12)
+    for connection in sockets:
+        connection.close()
+    server.assert_idle()
+    assert len(slow.starts) - before < 400 / 3, "nobody ran to the end"
+
+
+def test_a_full_queue_refuses_with_429_and_says_when_to_come_back(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running(model, {"max_num_seqs": 1}, max_queued_requests=2) as server:
+        SlowEngine(server, monkeypatch)
+        client = server.client
+        with ThreadPoolExecutor(3) as pool:
+            taken = [pool.submit(client.complete, "the", max_tokens=30) for _ in range(3)]
+            until(lambda: server.front.num_open == 3)
+            for reply in (client.complete("the"), client.chat("the"), client.complete("a", n=2)):
+                assert (reply.status, reply.error["code"]) == (429, "queue_full")
+                assert int(reply.headers["retry-after"]) >= 1
+            assert [one.result().status for one in taken] == [200] * 3
+        assert client.complete("the", max_tokens=1, n=3).status == 200
+        reply = client.complete("the", max_tokens=1, n=4)
+        assert reply.status == 400, "it could never be taken"
+        assert client.complete("", max_tokens=1).status == 400
+        server.assert_idle()
+        assert client.complete(["the"] * 3, max_tokens=1).status == 200, "refusals give back places"
+
+
+def test_draining_ends_what_runs_and_takes_nothing_new(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = LiveServer(lambda: LLM(model, **ENGINE))
+    server.wait_until_ready()
+    expected = server.client.complete("the cat", max_tokens=40, seed=3).text
+    SlowEngine(server, monkeypatch)
+    with server.client.streaming("/v1/completions", prompt="the cat", max_tokens=40, seed=3) as s:
+        events = [next(s)]
+        server.begin_to_stop()
+        until(lambda: server.front.stage.value == "draining")
+        with pytest.raises(OSError):
+            server.client.get("/health")
+        events += s
+    assert "".join(event["choices"][0]["text"] for event in events) == expected
+    server.stop()
+    assert "1 answers are still open" in server.notes[1]
+
+
+def test_what_does_not_end_in_time_is_ended_with_an_error(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = LiveServer(lambda: LLM(model, **ENGINE), drain_seconds=0.3)
+    server.wait_until_ready()
+    SlowEngine(server, monkeypatch)
+    with ThreadPoolExecutor(2) as pool:
+        whole = pool.submit(server.client.post, "/v1/completions", LONG)
+        stream = pool.submit(server.client.stream, "/v1/completions", **LONG)
+        until(lambda: len(server.llm.engine.scheduler.running) == 2)
+        server.begin_to_stop()
+        assert whole.result().status == 503
+        assert whole.result().error["code"] == "shutting_down"
+        assert stream.result()[-1]["error"]["code"] == "shutting_down"
+    server.stop()
+
+
+def test_a_body_that_does_not_come_is_not_waited_for(model: Path) -> None:
+    with running(model, read_timeout_seconds=0.3) as server:
+        head = http_request("/v1/completions", {"prompt": "the"})[:-5]
+        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+            connection.sendall(head)
+            assert connection.recv(65536).startswith(b"HTTP/1.1 408 ")
+        assert server.client.complete("the", max_tokens=1).status == 200
+        server.assert_idle()
+
+
+def test_connections_that_send_nothing_or_read_nothing_stop_nobody(server: LiveServer) -> None:
+    with many_connections(server.port, 200) as connections:
+        for number, connection in enumerate(connections):
+            if number % 3 == 1:
+                connection.sendall(b"POST /v1/compl")
+            elif number % 3 == 2:
+                connection.sendall(b"\x00\xff not http\r\n\r\n")
+        connections[0].sendall(http_request("/v1/completions", {**LONG, "stream": True}))
+        start = time.monotonic()
+        assert server.client.complete("the", max_tokens=1).status == 200
+        assert time.monotonic() - start < 20  # generous: other programs may run beside the tests
+    server.assert_idle()
+
+
+def test_an_address_in_use_is_told_in_one_line(server: LiveServer) -> None:
+    import dataclasses
+
+    from looped_spec.errors import ConfigError
+
+    with pytest.raises(ConfigError, match=rf"cannot listen on 127.0.0.1:{server.port}: \w+"):
+        listen(dataclasses.replace(server.options, port=server.port))
+    with pytest.raises(ConfigError, match=r"cannot listen on no\.such\.host\.invalid:8000"):
+        listen(dataclasses.replace(server.options, host="no.such.host.invalid", port=8000))
+
+
+def http_request(path: str, body: dict[str, Any]) -> bytes:
+    """A request as it goes over the wire."""
+    import json
+
+    data = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(data)}\r\n\r\n"
+    )
+    return head.encode() + data
+
+
+class many_connections:
+    """Open connections to a port, closed at the end."""
+
+    def __init__(self, port: int, count: int) -> None:
+        self._port, self._count = port, count
+        self._connections: list[socket.socket] = []
+
+    def __enter__(self) -> list[socket.socket]:
+        for _ in range(self._count):
+            self._connections.append(socket.create_connection(("127.0.0.1", self._port), 30))
+        return self._connections
+
+    def __exit__(self, *exc: object) -> None:
+        for connection in self._connections:
+            connection.close()
