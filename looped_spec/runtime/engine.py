@@ -54,6 +54,7 @@ class Engine:
         self.eos_token_ids = frozenset(eos_token_ids)
         self.seed = seed
         self.candidates = frozenset(candidates)
+        self.newest_candidate: Candidate | None = None
         self.metrics = SpeculationMetrics()
         self._is_clean = True
         self._num_requests = 0
@@ -142,7 +143,10 @@ class Engine:
         start = time.perf_counter()
         decode = self.scheduler.decode_batch()
         plan = self._plan(decode) if decode else None
-        candidate = self._fitting(plan.candidate, decode) if plan is not None else PLAIN
+        candidate = PLAIN
+        if plan is not None:
+            candidate = self._fitting(plan.candidate, decode)
+            self.newest_candidate = plan.candidate
         schedule = self.scheduler.schedule(decode, candidate.num_speculative_tokens)
         self.runner.prepare([*(chunk.request for chunk in schedule.prefill), *decode])
         touched: list[Request] = []

@@ -163,12 +163,15 @@ class LLM:
 
     @property
     def speculation(self) -> Candidate:
-        """The (K, d) that runs when nothing is probed, with as many requests as ran last."""
+        """The (K, d) of the newest round; before the first, what a lone request starts from."""
         policy = self.engine.policy
         if isinstance(policy, StaticPolicy):
             return policy.candidate
-        buckets = self.explain().buckets
-        return next((bucket for bucket in buckets if bucket.is_active), buckets[0]).current
+        newest = self.engine.newest_candidate
+        if newest is not None or not isinstance(policy, AdaptiveController):
+            return newest or PLAIN
+        first = policy.config.buckets[0]
+        return first.candidates[first.initial]
 
     def set_speculation(self, num_speculative_tokens: int, draft_loops: int | None = None) -> None:
         """Use another (K, d) from the next round on; moves no tensors and changes no text.
@@ -211,6 +214,7 @@ class LLM:
             candidates = policy.config.candidates
         with self._lock:
             self.engine.policy, self.engine.candidates = policy, frozenset(candidates)
+            self.engine.newest_candidate = None
 
     def explain(self) -> Explanation:
         """Return what would run now at each batch size, and why; `str()` of it is for reading."""

@@ -71,13 +71,20 @@ def default_config(
     if adapter.default_speculation is None:
         return config
     start = complete_candidate(adapter.default_speculation[0], None, adapter, full_loops)
-    buckets = [
-        dataclasses.replace(bucket, initial=bucket.candidates.index(start))
-        if start in bucket.candidates
-        else bucket
-        for bucket in config.buckets
-    ]
+    is_ladder = policy != "goodput"  # one depth, which acceptance is compared along
+    buckets = [_starting_from(start, bucket, is_ladder) for bucket in config.buckets]
     return dataclasses.replace(config, buckets=tuple(buckets))
+
+
+def _starting_from(start: Candidate, bucket: BatchBucket, is_ladder: bool) -> BatchBucket:
+    """Return the bucket with `start` as its initial candidate, where that is not too long for it
+    or strange to its ladder."""
+    candidates = bucket.candidates
+    if start not in candidates:
+        if is_ladder or start.num_speculative_tokens > bucket.max_speculative_tokens:
+            return bucket
+        candidates = (*candidates, start)
+    return dataclasses.replace(bucket, candidates=candidates, initial=candidates.index(start))
 
 
 def _given_config(options: EngineOptions, full_loops: int) -> AdaptiveSpecConfig:

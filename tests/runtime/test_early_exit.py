@@ -11,6 +11,7 @@ from torch import Tensor
 from toys import PROMPTS, assert_all_free, run_to_end
 
 from looped_spec.adapter import KVPlane, LoopState, StageContext
+from looped_spec.control.plan import PLAIN
 from looped_spec.errors import ConfigError, UnsupportedError
 from looped_spec.options import EngineOptions
 from looped_spec.runtime.early_exit import ExitRule
@@ -231,7 +232,7 @@ def test_a_wrong_exit_option_is_refused_with_its_range(
 def test_the_default_threshold_is_the_familys_own() -> None:
     plan = plan_run(EngineOptions(exit_criterion="gate"), make_toy())
     assert plan.exit_rule == ExitRule("gate", 1.0, 1, 4)
-    assert plan.candidate.num_speculative_tokens == 0
+    assert plan.speculation == PLAIN
 
 
 def test_a_family_without_a_signal_refuses_early_exit() -> None:

@@ -47,6 +47,17 @@ def test_without_any_option_k_and_d_are_chosen_by_goodput_from_the_models_sugges
     assert all(PLAIN in bucket.candidates for bucket in chosen.buckets)
 
 
+def test_an_unusual_suggestion_becomes_a_candidate_where_it_is_not_too_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ToyAdapter, "default_speculation", (5, 3))
+    buckets = config().buckets
+    assert buckets[0].candidates[buckets[0].initial] == Candidate(5, 3)
+    assert Candidate(5, 3) not in buckets[-1].candidates
+    ladder = config(policy="ema").buckets[0].candidates
+    assert len({c.draft_loops for c in ladder if c != PLAIN}) == 1
+
+
 @pytest.mark.parametrize("policy", ["ema", "goodput"])
 def test_a_policy_may_be_asked_for(policy: str) -> None:
     assert config(policy=policy).policy == policy
