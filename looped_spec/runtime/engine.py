@@ -150,19 +150,16 @@ class Engine:
         schedule = self.scheduler.schedule(decode, candidate.num_speculative_tokens)
         self.runner.prepare([*(chunk.request for chunk in schedule.prefill), *decode])
         touched: list[Request] = []
-        prefilled, is_clean = 0, True
+        is_clean = True
         if schedule.prefill:
             before = time.perf_counter()
             touched = self._prefill(schedule.prefill)
-            start += time.perf_counter() - before
-            if self.runner.is_asynchronous:  # what is not done yet is waited for in the round
-                prefilled = sum(chunk.stop - chunk.start for chunk in schedule.prefill)
+            start += time.perf_counter() - before  # it is done when its tokens are here
         if plan is not None:
             tally = self._round(decode, plan, candidate)
             touched += decode
             seconds = time.perf_counter() - start
-            k = candidate.num_speculative_tokens
-            self.policy.observe(tally.feedback(plan, seconds, k, prefilled))
+            self.policy.observe(tally.feedback(plan, seconds, candidate.num_speculative_tokens))
             is_clean = tally.is_finite
         self._is_clean = is_clean
         return touched

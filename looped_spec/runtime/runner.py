@@ -78,11 +78,6 @@ class ModelRunner:
         """Whether a round can tell what drafts of another depth would have been."""
         return self.exit_rule is None and can_read_shadows(self.adapter)
 
-    @property
-    def is_asynchronous(self) -> bool:
-        """Whether a pass may return before its work is done."""
-        return self.device.type != "cpu"
-
     def prepare(self, requests: Sequence[Request]) -> None:
         """Bring tables and cache in line with what the requests hold now; call it before they run.
 

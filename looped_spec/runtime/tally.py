@@ -47,21 +47,17 @@ class RoundTally:
         return self._result.is_finite
 
     def feedback(
-        self,
-        plan: SpeculationPlan,
-        seconds: float,
-        num_speculative_tokens: int,
-        num_prefill_tokens: int,
+        self, plan: SpeculationPlan, seconds: float, num_speculative_tokens: int
     ) -> RoundFeedback:
-        """Return what the policy is told of the round."""
+        """Return what the policy is told of a round of `num_speculative_tokens` drafts that took
+        `seconds`, without the prefill of other requests."""
         return RoundFeedback(
             plan.plan_id,
             tuple(self._proposed),
             tuple(self._accepted),
             seconds,
             num_speculative_tokens,
-            num_prefill_tokens,
-            tuple(
+            shadow=tuple(
                 ShadowCounts(depth, tuple(self._told), self._agreed(column))
                 for column, depth in enumerate(self._result.shadow_depths)
             ),

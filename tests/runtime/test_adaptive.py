@@ -19,7 +19,6 @@ from toys import (
     assert_all_free,
     like,
     oracle_text,
-    run_to_end,
     shared_toy,
 )
 
@@ -198,31 +197,6 @@ def test_prefill_is_counted_neither_as_a_request_nor_in_the_time(
     assert {size for size, _, _ in policy.asked[before:]} == {1}
     assert all(0 < f.seconds < 10 for f in policy.feedback[before:])
     assert all(f.num_prefill_tokens == 0 for f in policy.feedback)
-
-
-class WaitingRunner:
-    """Stands for a runner on a device that works on while the host goes ahead."""
-
-    is_asynchronous = True
-
-    def __init__(self, runner: Any) -> None:
-        self._runner = runner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._runner, name)
-
-
-def test_where_prefill_may_still_run_in_the_round_its_tokens_are_told() -> None:
-    policy = AdversarialPolicy(1)
-    engine = engine_of(shared_toy(), policy, max_num_batched_tokens=9)
-    engine.runner = WaitingRunner(engine.runner)  # type: ignore[assignment]
-    engine.add_request(PROMPTS[0], PARAMS[2])
-    engine.step()
-    late = engine.add_request([3] * 30, GREEDY)
-    run_to_end(engine)
-    told = [f.num_prefill_tokens for f in policy.feedback]
-    assert sum(told) == 30 and told[-1] == 0
-    assert late.finish_reason == "length"
 
 
 def scripted_engine(choices: Sequence[Candidate]) -> tuple[Engine, AdversarialPolicy]:

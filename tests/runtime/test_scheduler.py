@@ -38,8 +38,6 @@ class FakeRunner:
     memory for every position that is committed, prompts computed in order.
     """
 
-    is_asynchronous = False
-
     def __init__(self, block_size: int, max_num_seqs: int, seed: int) -> None:
         self.block_size, self.max_num_seqs = block_size, max_num_seqs
         self.tables: dict[int, list[int]] = {}
