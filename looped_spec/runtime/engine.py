@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 from looped_spec.control.plan import PLAIN, Candidate, RoundFeedback, SpeculationPlan
@@ -128,9 +128,12 @@ class Engine:
         """Whether any request is unfinished."""
         return self.scheduler.has_work
 
-    def step(self) -> list[Request]:
+    def step(self, on_first_tokens: Callable[[list[Request]], None] | None = None) -> list[Request]:
         """Run one step and return the requests that got tokens; finished ones have left the
         scheduler.
+
+        `on_first_tokens` is called with those that got their first, before the round of the others,
+        so that whoever waits for them need not wait for the round too.
 
         If the model or a detokenizer raises, what was committed before stays committed, and every
         request that is still open may be aborted or stepped again. Logits that are not finite raise
@@ -154,6 +157,8 @@ class Engine:
         if schedule.prefill:
             before = time.perf_counter()
             touched = self._prefill(schedule.prefill)
+            if touched and on_first_tokens is not None:
+                on_first_tokens(touched)
             start += time.perf_counter() - before  # it is done when its tokens are here
         if plan is not None:
             tally = self._round(decode, plan, candidate)
