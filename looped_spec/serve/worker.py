@@ -184,7 +184,7 @@ class EngineWorker:
         start = time.monotonic()
         before = self._position()
         try:
-            touched = self._engine.step()
+            touched = self._engine.step(lambda first: self._report_first(first, start))
         except Exception as error:
             self._note_failure(error)
             self._isolate(error)
@@ -192,8 +192,7 @@ class EngineWorker:
         else:
             self._failed_steps = 0
         now = time.monotonic()
-        if self._unscheduled:
-            self._note_scheduled(start)
+        self._note_scheduled(start)
         for request in touched:
             self._report(request, now)
         if touched or self._position() != before:
@@ -202,6 +201,13 @@ class EngineWorker:
             self._give_up_one(now)
         else:
             time.sleep(0.001)  # nothing could run: blocks are held by nobody that we know
+
+    def _report_first(self, requests: list[Request], start: float) -> None:
+        """Send first tokens on their way while the others' round runs."""
+        self._note_scheduled(start)
+        for request in requests:
+            self._report(request, time.monotonic())
+        self._flush()
 
     def _position(self) -> int:
         """Return a number that changes with every step that computes a part of a prompt."""
@@ -227,6 +233,8 @@ class EngineWorker:
         logger.error("a step failed: %s", _one_line(error), exc_info=error if is_first else None)
 
     def _note_scheduled(self, seconds: float) -> None:
+        if not self._unscheduled:
+            return
         still: list[Job] = []
         for job in self._unscheduled:
             assert job.request is not None

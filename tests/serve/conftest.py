@@ -10,8 +10,6 @@ import pytest
 from live_server import LiveServer, running
 from tiny_model import write_tiny_model
 
-pytest.importorskip("fastapi", reason="needs the extra 'serve'")
-
 CHAT_TEMPLATE = (
     "{% for m in messages %}"
     "{% if m.role not in ('user', 'assistant', 'system') %}"

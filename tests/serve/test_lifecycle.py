@@ -29,10 +29,10 @@ class SlowEngine:
         engine = server.llm.engine
         step = engine.step
 
-        def slow() -> Any:
+        def slow(*args: Any) -> Any:
             self.starts.append(time.monotonic())
             time.sleep(STEP_SECONDS)
-            return step()
+            return step(*args)
 
         monkeypatch.setattr(engine, "step", slow)
 
@@ -104,6 +104,30 @@ def test_a_new_request_waits_for_no_more_than_the_running_round(
     for moment, (job,) in sent:
         assert job.scheduled is not None
         assert slow.started_between(moment, job.scheduled) == 0
+    server.assert_idle()
+
+
+def test_a_first_token_does_not_wait_for_the_round_of_the_others(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The round that follows its prefill in the same step waits until the token has arrived."""
+    arrived = threading.Event()
+    runner = server.llm.engine.runner
+    whole_round = runner.round
+
+    def waiting(*args: Any) -> Any:
+        assert len(server.llm.engine.scheduler.running) < 2 or arrived.wait(30)
+        return whole_round(*args)
+
+    with server.client.streaming("/v1/completions", **LONG) as stream:
+        next(stream)
+        monkeypatch.setattr(runner, "round", waiting)
+        with server.client.streaming(
+            "/v1/completions", prompt="then", max_tokens=3, ignore_eos=True
+        ) as other:
+            assert next(other)["choices"][0]["num_tokens"] == 1
+            arrived.set()
+            assert [event["choices"][0]["finish_reason"] for event in other][-1] == "length"
     server.assert_idle()
 
 

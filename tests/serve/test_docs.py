@@ -1,0 +1,70 @@
+"""What docs/serving.md says is so."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.routing import APIRoute
+from live_server import LiveServer
+from tree import ROOT
+
+from looped_spec.cli.main import main
+from looped_spec.serve.app import PAGE_FILES, create_app
+from looped_spec.serve.front import Front
+from looped_spec.serve.options import ServeOptions
+from looped_spec.serve.protocol import ChatBody, CompletionBody
+
+TEXT = (ROOT / "docs/serving.md").read_text()
+
+
+def no_model() -> Any:
+    raise AssertionError("nothing is loaded here")
+
+
+def test_every_endpoint_is_listed() -> None:
+    app: Any = create_app(Front(no_model, ServeOptions(), "x"))
+    routes = [route for route in app._app.routes if isinstance(route, APIRoute)]
+    served = {f"{method} {route.path}" for route in routes for method in route.methods}
+    documented = set(re.findall(r"^\| `((?:GET|POST) \S+)` \|", TEXT, re.M))
+    page = {f"GET {path}" for path in PAGE_FILES} - {"GET /"}
+    assert documented - {"GET /openapi.json"} == served - page
+
+
+def test_every_supported_field_is_named() -> None:
+    section = TEXT[TEXT.index("## Requests") : TEXT.index("Any other field is refused")]
+    named = set(re.findall(r"`(\w+)`", section))
+    assert named == {*CompletionBody.model_fields, *ChatBody.model_fields} | {
+        "include_usage",
+        "continuous_usage_stats",
+    }
+
+
+def test_every_flag_that_is_named_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", "--help"]) == 0
+    shown = capsys.readouterr().out
+    flags = set(re.findall(r"`(--[a-z-]+)", TEXT))
+    assert {"--host", "--api-key", "--metrics-prefix"} <= flags
+    for flag in flags:
+        assert re.search(rf"^ +{flag}\b", shown, re.M), flag
+
+
+def test_the_keys_of_speculation_are_explained(server: LiveServer) -> None:
+    reply = server.client.complete("the", max_tokens=9, seed=1)
+    keys = set(reply.json["metrics"]["speculative_decoding"])
+    section = TEXT[TEXT.index("| key | meaning |") : TEXT.index("## Errors")]
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.M)) == keys
+
+
+def test_the_example_runs(server: LiveServer, tmp_path: Path, capsys: Any) -> None:
+    pytest.importorskip("openai", reason="the openai client is not installed")
+    (example,) = re.findall(r"```python\n(.*?)```", TEXT, re.S)
+    example = example.replace(":8000/", f":{server.port}/").replace("demo:ouro", "tiny")
+    names: dict[str, Any] = {}
+    try:
+        exec(compile(example, "serving.md", "exec"), names)
+    finally:
+        names["client"].close()
+    assert capsys.readouterr().out.strip()
