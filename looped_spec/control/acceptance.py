@@ -76,6 +76,7 @@ class AcceptanceModel:
         tokens: per depth E(0), E(1), ... up to its longest draft; a new list whenever it changes.
         memory_trials: trials after which an observation has lost two thirds of its weight.
         changes: how many changes were found.
+        trials_since_change: first drafts since the last of them.
         alertness: factor on the evidence that a change needs: below 1 where long was not looked.
     """
 
@@ -103,6 +104,7 @@ class AcceptanceModel:
         self._stale_depth = -1
         self._reached = [0] * len(sizes)
         self._since = 0
+        self.trials_since_change = math.inf
         self.couple()
 
     def record(self, depth: int, counts: list[int], hits: list[int]) -> int:
@@ -140,6 +142,7 @@ class AcceptanceModel:
         else:
             levels.observe(depth, first, hits[0])
         self._since += first
+        self.trials_since_change += first
         if weight > _MAX_WEIGHT:
             self._scale(1.0 / weight)
             self._weight = 1.0
@@ -238,6 +241,7 @@ class AcceptanceModel:
         detector, settings = self._detector, self._settings
         rounds = detector.up_rounds if change == UP else detector.down_rounds
         self.changes += 1
+        self.trials_since_change = 0.0
         self._shrink(settings.kept_trials)
         self.levels.jump(settings.jump_logits**2, settings.own_jump_logits**2)
         for depth, counts, hits in list(self._recent)[-rounds:]:

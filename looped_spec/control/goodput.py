@@ -116,6 +116,7 @@ class GoodputPolicy:
         self._resumption.joined()
         if self._cohort.is_new(self._round, batch_size, new_requests):
             self._acceptance.keep(self._settings.cohort_trials)
+            self._incumbent.forgive()
             self._restart()
             self._is_fresh = True
 
@@ -152,6 +153,7 @@ class GoodputPolicy:
             self._set_alertness()
             self._decide(0.0)
         if is_other_bucket or is_other_context:
+            self._incumbent.forgive()
             self._restart()
 
     def _decide(self, margin: float) -> None:

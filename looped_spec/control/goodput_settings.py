@@ -42,7 +42,7 @@ _RANGES: dict[str, tuple[float, float]] = {
     "max_doubt_logits": (0.0, 10.0),
     "optimism": (0.0, 10.0),
     "off_optimism": (0.0, 10.0),
-    "cost_deviation": (0.0, 2.0),
+    "cost_deviation": (0.01, 2.0),
 }
 
 

@@ -24,15 +24,21 @@ USUAL_STAY_ROUNDS = 256
 
 STAY_GAIN = 0.25
 MAX_SHOWN = 99.0
+MOST_CAUTION = 2.0
+CAUTIOUS_TRIALS = 32
+"""Most times the margin that is asked for; so many are asked for while little is known since a
+change was found, and of a candidate that was left before."""
 
 
 class Incumbent:
     """Keeps each bucket's current candidate until another is clearly ahead.
 
     Another is taken if it scores higher by `margin`, once the current one has had `dwell_trials`
-    trials; by less, once that has added up over rounds to `lead_rounds`. Between drafting and plain
-    decoding the margin also covers what the change costs, spread over the rounds that it is
-    expected to last. Drafting is not turned off while some candidate may still pay, for a while.
+    trials; by less, once that has added up over rounds to `lead_rounds`. More is asked of a
+    candidate that was left before under the same workload, so that equals do not alternate, and
+    just after a change was found. Between drafting and plain decoding the margin also covers what
+    the change costs, spread over the rounds that it is expected to last. Drafting is not turned off
+    while some candidate may still pay, for a while.
 
     Attributes:
         choice: the current candidate of the active bucket.
@@ -54,12 +60,17 @@ class Incumbent:
         self.choice = self._choices[0][self._positions[0]]
         self.dwell_trials = 0.0
         self._lead = 0.0
+        self._left = [[0] * len(bucket.candidates) for bucket in config.buckets]
         self._turned_at = 0
         self._stay_rounds = float(USUAL_STAY_ROUNDS)
         # The dearer it is to come back, the surer.
         dearness = 1.0 + min(4.0, config.switch_cost_rounds)
         self._reluctance = self._most_reluctance = RELUCTANT_TRIALS * dearness
         self._off_optimism = settings.off_optimism * math.sqrt(dearness)
+
+    def forgive(self) -> None:
+        """Forget which candidates were left before: the workload or the batch has changed."""
+        self._left = [[0] * len(row) for row in self._left]
 
     def position(self, bucket: int) -> int:
         """Return the position that is current in a bucket."""
@@ -103,6 +114,10 @@ class Incumbent:
                 best = table.score(position, acceptance.tokens)
         if position == current:
             return verdict
+        times = min(2.0 ** self._left[table.bucket][position], MOST_CAUTION)
+        if acceptance.trials_since_change < CAUTIOUS_TRIALS:
+            times = MOST_CAUTION
+        margin *= times
         is_turn = (arm.k > 0) != (target.k > 0)
         if is_turn:
             margin = max(margin, self._switch_cost_rounds / self._stay_rounds)
@@ -112,9 +127,12 @@ class Incumbent:
             reason = f"{100.0 * min(advantage, MAX_SHOWN):.0f} % more tokens per second"
         else:
             self._lead += 0.0 if is_turn else advantage
-            if self._lead <= settings.lead_rounds:
+            if self._lead <= settings.lead_rounds * times * times:
                 return verdict
             reason = f"ahead for long, now by {100.0 * advantage:.1f} %"
+        if advantage > MOST_CAUTION * settings.margin:
+            self.forgive()
+        self._left[table.bucket][current] += 1
         self._switch(table.bucket, position, reason)
         if not is_turn:
             return SWITCHED
@@ -135,6 +153,7 @@ class Incumbent:
             "reasons": [self.reason(bucket) for bucket in range(len(self._positions))],
             "dwell_trials": self.dwell_trials if self.dwell_trials < math.inf else None,
             "lead": self._lead,
+            "left": [list(row) for row in self._left],
             "turned_at": self._turned_at,
             "stay_rounds": self._stay_rounds,
             "reluctance": self._reluctance,
@@ -150,6 +169,7 @@ class Incumbent:
         dwell = state["dwell_trials"]
         self.dwell_trials = math.inf if dwell is None else float(dwell)
         self._lead = float(state["lead"])
+        self._left = [[int(times) for times in row] for row in state["left"]]
         self._turned_at = int(state["turned_at"])
         self._stay_rounds = float(state["stay_rounds"])
         self._reluctance = float(state["reluctance"])
