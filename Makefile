@@ -14,6 +14,7 @@ DEMO_THREADS ?= 1
 # One request at a time, where a round is short of work and drafting pays most.
 DEMO_ARGS ?= --compare --max-num-seqs 1 --num-speculative-tokens 2 --draft-loops 1 --max-tokens 96
 BENCH_ARGS ?=
+LOAD_ARGS ?=
 TEST_ARGS ?=
 
 BIN := $(VENV)/bin
@@ -27,7 +28,7 @@ ifneq ($(shell $(BIN)/python -I -c '$(CHECK)' 2>/dev/null),True)
 .PHONY: $(STAMP)
 endif
 
-.PHONY: help demo test lint bench setup clean
+.PHONY: help demo test lint bench load setup clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-6s %s\n", $$1, $$2}' Makefile
@@ -48,6 +49,9 @@ lint: $(STAMP)  ## ruff, mypy and the import contracts
 
 bench: $(STAMP)  ## time the bundled model over draft lengths and depths, 2 to 5 minutes
 	$(BIN)/python benchmarks/demo.py $(BENCH_ARGS)
+
+load: $(STAMP)  ## put 64 clients at a server of the bundled model, with and without speculation, 20 minutes
+	$(BIN)/python benchmarks/serve_load.py $(LOAD_ARGS)
 
 setup: $(STAMP)  ## only make the environment
 

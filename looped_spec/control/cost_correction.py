@@ -31,9 +31,10 @@ class Cell:
 
     `mean` is the mean log-ratio of measured over expected time over the last `MEMORY_ROUNDS`
     rounds, less what all candidates had in common at the time; `rounds` of them were counted.
+    `odd_rounds` counts surprises since its last usual round, `odd_sum` is their sum.
     """
 
-    __slots__ = ("candidate", "key", "mean", "outliers", "rounds", "told")
+    __slots__ = ("candidate", "key", "mean", "odd_rounds", "odd_sum", "outliers", "rounds", "told")
 
     def __init__(self, key: str, candidate: Candidate) -> None:
         self.key = key
@@ -42,6 +43,8 @@ class Cell:
         self.told = 0.0
         self.rounds = 0
         self.outliers = 0
+        self.odd_sum = 0.0
+        self.odd_rounds = 0
 
 
 class CostCorrection:
@@ -68,8 +71,7 @@ class CostCorrection:
         self._noise = 0.05
         self.common = 0.0
         self._odd: Cell | None = None
-        self._odd_sum = 0.0
-        self._odd_rounds = 0
+        self._odd_run = 0
         self._group: dict[Any, tuple[float, float]] = {}
         self.version = 0
 
@@ -94,10 +96,11 @@ class CostCorrection:
         if surprise > OUTLIER and cell.outliers < MAX_OUTLIERS:
             cell.outliers += 1
             return False
-        cell.outliers = 0
         limit = USUAL_DEVIATIONS * self._noise
         if not -limit < surprise < limit:
             return self._learn_unusual(cell, surprise)
+        cell.outliers = cell.odd_rounds = 0
+        cell.odd_sum = 0.0
         moved = self._settle()
         self._noise += 0.02 * (1.25 * abs(surprise) - self._noise)
         self._noise = max(self._noise, NOISE_FLOOR)
@@ -113,29 +116,37 @@ class CostCorrection:
 
     def _learn_unusual(self, cell: Cell, surprise: float) -> bool:
         """Keep a surprise until it is clear whose it is: if the next round of another cell is as
-        surprising, or this one's are for long, it is common to all; if another cell is as usual,
-        it is this cell's own."""
-        if self._odd is not None and self._odd is not cell and surprise * self._odd_sum > 0.0:
-            self.common += (self._odd_sum + surprise) / (self._odd_rounds + 1)
-            self._odd = None
+        surprising, or this one's are for long without another cell between them, it is common to
+        all; if another cell is as usual, it is this cell's own."""
+        odd = self._odd
+        if odd is not None and odd is not cell and surprise * odd.odd_sum > 0.0:
+            self._share((odd.odd_sum + surprise) / (odd.odd_rounds + 1))
+            odd.odd_sum, odd.odd_rounds = 0.0, 0
             return False
-        if self._odd is not cell:
-            self._settle()
-            self._odd, self._odd_sum, self._odd_rounds = cell, 0.0, 0
-        self._odd_sum += surprise
-        self._odd_rounds += 1
-        if self._odd_rounds >= MAX_ODD_ROUNDS:
-            self.common += self._odd_sum / self._odd_rounds
-            self._odd = None
+        if odd is not cell:
+            self._odd, self._odd_run = cell, 0
+        cell.odd_sum += surprise
+        cell.odd_rounds += 1
+        self._odd_run += 1
+        if self._odd_run >= MAX_ODD_ROUNDS:
+            self._share(cell.odd_sum / cell.odd_rounds)
+            cell.odd_sum, cell.odd_rounds = 0.0, 0
         return False
 
+    def _share(self, surprise: float) -> None:
+        """Give a surprise to all cells."""
+        self.common += surprise
+        self._odd = None
+
     def _settle(self) -> bool:
-        """Give a surprise that was kept to its own cell; a single round's is nobody's."""
+        """Give the surprises that were kept to their own cell, as another one was as usual since;
+        a single round's may be a freak, and waits for a second."""
         cell = self._odd
         self._odd = None
-        if cell is None or self._odd_rounds < 2:
+        if cell is None or cell.odd_rounds < 2:
             return False
-        cell.mean += self._odd_sum / self._odd_rounds
+        cell.mean += cell.odd_sum / cell.odd_rounds
+        cell.odd_sum, cell.odd_rounds, cell.outliers = 0.0, 0, 0
         cell.rounds = KNOWN_ROUNDS
         self.version += 1
         return True
@@ -223,6 +234,7 @@ class CostCorrection:
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was learnt as a JSON document."""
+        self._regroup()  # so that going on from it and going on from here is the same
         return {
             "cells": {
                 cell.key: [cell.mean, cell.rounds, cell.outliers] for cell in self._cells.values()

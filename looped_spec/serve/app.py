@@ -54,6 +54,7 @@ def create_app(front: Front) -> ASGIApp:
         lifespan=lifespan,
         docs_url=None,  # the pages of FastAPI load scripts from elsewhere
         redoc_url=None,
+        redirect_slashes=False,
     )
     generating = CompletionEndpoints(front)
     _post(app, "/v1/completions", generating.completions, CompletionBody)

@@ -109,6 +109,6 @@ class CompletionEndpoints:
         if body.stream:
             return EventStream(writer.events(), generation.close)
         try:
-            return JsonResponse(await unless_disconnected(request, writer.whole()))
+            return JsonResponse(await unless_disconnected(request, writer.whole))
         finally:
             generation.close()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -23,6 +24,8 @@ from looped_spec.serve.worker import EngineWorker
 
 if TYPE_CHECKING:
     from looped_spec.runtime.llm import LLM
+
+logger = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = 1
 SNAPSHOT_SECONDS = 2.0
@@ -207,10 +210,14 @@ class Front:
     async def _sample(self) -> None:
         """Keep what the live page shows over time."""
         while True:
-            snapshot = await self.snapshot()
+            await asyncio.sleep(self.history.interval_seconds)
+            try:
+                snapshot = await self.snapshot()
+            except Exception:
+                logger.exception("the engine's counts cannot be read")
+                continue
             if snapshot is not None:
                 self.history.add(snapshot, self.latencies.num_generation_tokens)
-            await asyncio.sleep(self.history.interval_seconds)
 
 
 class Reservation:

@@ -43,7 +43,9 @@ class ServeOptions:
     )
     max_n: int = _option(16, "most answers to one prompt (n)")
     max_stop_strings: int = _option(16, "most stop strings of a request")
-    read_timeout_seconds: float = _option(30.0, "time that the body of a request may take")
+    read_timeout_seconds: float = _option(
+        30.0, "time that the body of a request may take; 0: any time"
+    )
     drain_seconds: float = _option(
         30.0, "time that running requests get to end after SIGTERM or Ctrl-C"
     )

@@ -7,6 +7,7 @@ two threads at once, and the engine's thread decodes with the first.
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
@@ -24,10 +25,6 @@ _SLACK = 4
 """How much longer than all of its longest tokens a prompt may be before it is tokenized at all:
 some tokenizers shorten a text first."""
 
-_RESERVED = frozenset(
-    {"add_generation_prompt", "chat_template", "conversation", "messages", "tokenize"}
-)
-
 
 class PromptEncoder:
     """Turns prompts into token ids and refuses those that cannot be run."""
@@ -35,6 +32,7 @@ class PromptEncoder:
     def __init__(self, llm: LLM, max_prompt_tokens: int | None) -> None:
         """Load the second tokenizer; takes a while."""
         self._tokenizer = load_tokenizer(llm.loaded.folder)
+        self._reserved = _template_arguments(self._tokenizer)
         self._vocab_size = llm.loaded.adapter.geometry.vocab_size
         most = llm.max_model_len - 1
         self._is_own_limit = max_prompt_tokens is not None and max_prompt_tokens < most
@@ -72,7 +70,7 @@ class PromptEncoder:
             self._check_text(message.content, "messages")
         messages = [message.model_dump(exclude_none=True) for message in body.messages]
         options = body.chat_template_kwargs or {}
-        if taken := sorted(_RESERVED.intersection(options)):
+        if taken := sorted(self._reserved.intersection(options)):
             raise ApiError(
                 400,
                 f"chat_template_kwargs may not set '{taken[0]}'",
@@ -130,6 +128,15 @@ class PromptEncoder:
             param=param,
             code="context_length_exceeded",
         )
+
+
+def _template_arguments(tokenizer: Tokenizer | None) -> frozenset[str]:
+    """Return the names that mean something to the tokenizer itself, not to a model's template."""
+    if tokenizer is None:
+        return frozenset()
+    own = inspect.signature(tokenizer.inner.apply_chat_template).parameters.values()
+    named = (one.name for one in own if one.kind is not inspect.Parameter.VAR_KEYWORD)
+    return frozenset({"messages", *named})
 
 
 def _longest_token(tokenizer: Tokenizer | None) -> int:

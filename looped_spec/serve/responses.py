@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -86,15 +86,15 @@ async def disconnected(receive: Receive) -> None:
         pass
 
 
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, Result]) -> Result:
-    """Return what `work` returns; cancel it when the client goes away before that.
+async def unless_disconnected(request: Request, work: Callable[[], Awaitable[Result]]) -> Result:
+    """Return what `work` gives; cancel it when the client goes away before that.
 
     Raises `ApiError` then, which nobody will read.
     """
     results: list[Result] = []
 
     async def note_result() -> None:
-        results.append(await work)
+        results.append(await work())
 
     await first_of(note_result(), disconnected(request.receive))
     if not results:

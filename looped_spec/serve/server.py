@@ -86,7 +86,7 @@ class Server(uvicorn.Server):
         front.drain()
         if front.num_open:
             seconds = front.options.drain_seconds
-            self._notify(f"{front.num_open} answers are still open: waiting up to {seconds:g} s")
+            self._notify(f"open answers: {front.num_open}; they get up to {seconds:g} s to end")
         timer = asyncio.get_running_loop().call_later(front.options.drain_seconds, front.end_all)
         try:
             await super().shutdown(sockets)

@@ -85,7 +85,8 @@ def test_a_browser_shows_what_speculation_does(model: Path, tmp_path: Path, size
     assert 'id="content" hidden' not in page
     shown = re.sub(r"<[^>]+>", " ", page)
     assert "tokens per second" in shown and "ready - cpu, float32, 3 loops" in shown
-    assert len(re.findall(r"<svg[^>]*>.*?<path", page, re.S)) == 2, "both charts have a line"
+    # That of acceptance has one only while drafts are made, which the policy may soon give up.
+    assert re.search(r'<svg[^>]*aria-label="Tokens per second"[^>]*>.*?<path', page, re.S)
     for bucket in info["explanation"]["buckets"]:
         assert bucket["reason"] in shown
     rows = sum(len(bucket["scores"]) for bucket in info["explanation"]["buckets"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 from typing import Any
 
@@ -92,6 +93,9 @@ def test_a_completion_that_cannot_be_given_is_refused_by_the_fields_name(
             "parts of type 'text' with a text, not 'image_url'",
         ),
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs", "'tokenize'"),
+        ({"chat_template_kwargs": {"tools": [{}]}}, "chat_template_kwargs", "'tools'"),
+        ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs", "not set 'chat"),
+        ({"chat_template_kwargs": 3}, "chat_template_kwargs", "valid dictionary"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "two names of one limit"),
     ],
 )
@@ -192,9 +196,11 @@ def test_a_body_over_the_limit_is_refused_without_being_read(server: LiveServer)
         answer = b""
         for _ in range(limit // 65536 + 1):
             connection.sendall(chunk)
-        answer = connection.recv(65536)
+        while f"at most {limit} bytes" not in answer.decode():
+            part = connection.recv(65536)
+            assert part, answer
+            answer += part
         assert answer.startswith(b"HTTP/1.1 413 ")
-    assert f"at most {limit} bytes" in answer.decode()
 
 
 def test_an_unknown_field_of_any_characters_is_named_and_cut(server: LiveServer) -> None:
@@ -247,6 +253,33 @@ def test_what_the_engine_refuses_is_refused_with_its_words(
     for fields in ({}, {"stream": True}, {"n": 2}):
         reply = server.client.complete("the", **fields)
         assert (reply.status, reply.error["message"]) == (400, "it can never fit")
+
+
+def test_a_model_without_a_tokenizer_takes_ids_and_gives_ids(model: Any, tmp_path: Any) -> None:
+    folder = tmp_path / "bare"
+    shutil.copytree(model, folder, ignore=shutil.ignore_patterns("tokenizer*"))
+    with running(folder) as server:
+        client = server.client
+        for reply in (client.complete("the"), client.chat("the")):
+            assert reply.status == 400
+            assert "this model has no tokenizer" in reply.error["message"]
+        assert client.complete([5], stop="a").error["param"] == "stop"
+        reply = client.complete([5, 6], max_tokens=4, seed=1, return_token_ids=True)
+        assert reply.text == ""
+        choice = reply.json["choices"][0]
+        assert len(choice["token_ids"]) == 4 and choice["prompt_token_ids"] == [5, 6]
+
+
+def test_a_model_without_a_chat_template_refuses_chats(model: Any, tmp_path: Any) -> None:
+    folder = tmp_path / "plain"
+    shutil.copytree(model, folder)
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    del settings["chat_template"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    with running(folder) as server:
+        reply = server.client.chat("the")
+        assert (reply.status, server.client.complete("the").status) == (400, 200)
+        assert "no chat template" in reply.error["message"]
 
 
 def test_the_schema_describes_the_bodies(server: LiveServer) -> None:
