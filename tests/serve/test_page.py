@@ -96,6 +96,16 @@ def test_a_browser_shows_what_speculation_does(model: Path, tmp_path: Path, size
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="needs chromium")
+def test_both_charts_have_a_line_while_drafts_are_made(model: Path, tmp_path: Path) -> None:
+    with running(model) as server:
+        server.front.history.interval_seconds = 0.1
+        server.client.complete("the cat", max_tokens=300, seed=1, ignore_eos=True)
+        page = rendered(server, tmp_path)
+    assert len(re.findall(r"<svg[^>]*>.*?<path", page, re.S)) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(BROWSER is None, reason="needs chromium")
 def test_a_browser_is_asked_for_the_key(model: Path, tmp_path: Path) -> None:
     with running(model, api_key="k") as server:
         page = rendered(server, tmp_path)
