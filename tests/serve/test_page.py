@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 
 import pytest
-from live_server import LiveServer, running
+from live_server import LiveServer, running, until
 
 from looped_spec.serve.app import PAGE_FILES
 
@@ -72,14 +72,25 @@ def rendered(server: LiveServer, folder: Path, *flags: str) -> str:
     return done.stdout
 
 
+def generate_over_points(server: LiveServer, count: int) -> None:
+    """Generate until the history has `count` points with tokens, however fast the machine is."""
+    history = server.front.history
+    history.interval_seconds = 0.1
+
+    def has_points() -> bool:
+        server.client.complete("the cat", max_tokens=300, seed=1, ignore_eos=True)
+        return sum(point["tokens_per_second"] > 0 for point in history.as_list()) >= count
+
+    until(has_points)
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="needs chromium")
 @pytest.mark.parametrize("size", ["1200,900", "390,900"])
 def test_a_browser_shows_what_speculation_does(model: Path, tmp_path: Path, size: str) -> None:
     adaptive = {"num_speculative_tokens": None, "draft_loops": None, "policy": "goodput"}
     with running(model, adaptive) as server:
-        server.front.history.interval_seconds = 0.1
-        server.client.complete("the cat", max_tokens=300, seed=1, ignore_eos=True)
+        generate_over_points(server, 3)
         page = rendered(server, tmp_path, f"--window-size={size}")
         info = server.client.get("/server_info").json["speculation"]
     assert 'id="content" hidden' not in page
@@ -98,8 +109,7 @@ def test_a_browser_shows_what_speculation_does(model: Path, tmp_path: Path, size
 @pytest.mark.skipif(BROWSER is None, reason="needs chromium")
 def test_both_charts_have_a_line_while_drafts_are_made(model: Path, tmp_path: Path) -> None:
     with running(model) as server:
-        server.front.history.interval_seconds = 0.1
-        server.client.complete("the cat", max_tokens=300, seed=1, ignore_eos=True)
+        generate_over_points(server, 3)
         page = rendered(server, tmp_path)
     assert len(re.findall(r"<svg[^>]*>.*?<path", page, re.S)) == 2
 
