@@ -30,6 +30,7 @@ from looped_spec.adapter import KVPlane
 from looped_spec.control.controller import AdaptiveController
 from looped_spec.control.plan import Candidate
 from looped_spec.control.static import StaticPolicy
+from looped_spec.runtime import round_program
 from looped_spec.runtime import runner as runner_module
 from looped_spec.runtime.engine import Engine, SpeculationPolicy
 from looped_spec.runtime.round import RoundOutput
@@ -227,7 +228,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="where to keep the numbers")
     args = parser.parse_args(argv)
     with (
-        mock.patch.object(runner_module, "speculative_round", StubRound()),
+        mock.patch.object(round_program, "speculative_round", StubRound()),
         mock.patch.object(runner_module, "prefill", stub_prefill),
     ):
         return run_command("benchmarks/host_time.py", argv, args.json, lambda: measure(args))

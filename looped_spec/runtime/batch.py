@@ -1,4 +1,4 @@
-"""The inputs of a batch on the device, kept from round to round while the batch stays the same."""
+"""The inputs of a batch on the device, written only where they changed since the round before."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from looped_spec.runtime.request import Request
+from looped_spec.runtime.row_state import RowState
 from looped_spec.runtime.sampler import SamplingMode, SamplingTensors
 
 
@@ -43,52 +44,76 @@ def upload_batch(
         ],
         device,
     )
-    floats = torch.tensor(
+    floats = _to_device(
         [[p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]],
-        dtype=torch.float32,
-    ).to(device)
+        torch.float32,
+        device,
+    )
     sampling = SamplingTensors(numbers[2], floats[0], numbers[3], floats[1], floats[2])
     return BatchTensors(numbers[0], numbers[1], sampling, SamplingMode.of(params))
 
 
 def upload(values: Sequence[Sequence[int]], device: torch.device) -> Tensor:
     """Return rows of integers as int64 on the device."""
-    return torch.tensor(values, dtype=torch.int64).to(device)
+    return _to_device(values, torch.int64, device)
+
+
+def _to_device(
+    values: Sequence[Sequence[float]], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """Copy numbers to the device; to a CUDA device from pinned memory, without waiting.
+
+    PyTorch keeps the pinned memory from being used again before the copy is done.
+    """
+    if device.type != "cuda":
+        return torch.tensor(values, dtype=dtype).to(device)
+    pinned = torch.tensor(values, dtype=dtype, pin_memory=True)
+    return pinned.to(device, non_blocking=True)
 
 
 class DecodeBatch:
-    """The batch of the last round, so that the next one need not upload it again.
+    """What the host knows of the batch in a `RowState`, so that it writes only what changed.
 
-    What is kept is used only where it equals what the requests say now, so nobody has to tell of
+    What is known is used only where it equals what the requests say now, so nobody has to tell of
     joins, ends, preemptions or failures.
     """
 
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, state: RowState, vocab_size: int, device: torch.device) -> None:
+        self._state = state
         self._vocab_size = vocab_size
         self._device = device
         self._members: tuple[list[int], list[int]] | None = None
-        self._tensors: BatchTensors | None = None
         self._starts: tuple[list[int], list[int]] | None = None
-        self._start_tensors: tuple[Tensor, Tensor] | None = None
+        self._mode = SamplingMode.GREEDY
 
-    def tensors(self, requests: Sequence[Request]) -> BatchTensors:
-        """Return the tensors of these requests."""
+    def load(self, requests: Sequence[Request], *, follows: bool = False) -> SamplingMode:
+        """Make these requests the batch of the state; return what token choice needs at most.
+
+        With `follows` a round of them that the host has not read yet has written where they start;
+        otherwise they start from what they say.
+        """
         members = [r.request_id for r in requests], [r.row for r in requests]
-        if self._tensors is None or members != self._members:
+        if members != self._members:
             limits = [request.max_cached_tokens for request in requests]
-            self._tensors = upload_batch(requests, limits, self._vocab_size, self._device)
-            self._members, self._starts = members, None
-        return self._tensors
+            batch = upload_batch(requests, limits, self._vocab_size, self._device)
+            sampling = batch.sampling
+            self._state.write_batch(
+                batch.rows,
+                torch.stack((batch.limits, sampling.seeds, sampling.top_k)),
+                torch.stack((sampling.temperature, sampling.top_p, sampling.min_p)),
+            )
+            self._members, self._starts, self._mode = members, None, batch.mode
+        if not follows:
+            starts = [r.last_token for r in requests], [r.num_tokens - 1 for r in requests]
+            if starts != self._starts:
+                self._state.write_starts(upload(starts, self._device))
+        self._starts = None  # the round moves them
+        return self._mode
 
-    def starts(self, tokens: list[int], positions: list[int]) -> tuple[Tensor, Tensor]:
-        """Return each request's newest token and its position, [B] int64 each."""
-        if self._start_tensors is None or self._starts != (tokens, positions):
-            both = upload([tokens, positions], self._device)
-            self._start_tensors, self._starts = (both[0], both[1]), (tokens, positions)
-        return self._start_tensors
+    def expect(self, tokens: list[int], positions: list[int]) -> None:
+        """Note where the newest round left the batch."""
+        self._starts = tokens, positions
 
-    def expect(
-        self, tokens: list[int], positions: list[int], next_token: Tensor, next_position: Tensor
-    ) -> None:
-        """Keep where the next round starts: the numbers, and the tensors that hold them already."""
-        self._starts, self._start_tensors = (tokens, positions), (next_token, next_position)
+    def forget(self) -> None:
+        """Write the batch anew next time."""
+        self._members = self._starts = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -14,9 +14,13 @@ from looped_spec.control.plan import Candidate
 from looped_spec.runtime.attention import AttentionBackend, PagedContext, PagedRows
 from looped_spec.runtime.batch import BatchTensors, DecodeBatch, upload, upload_batch
 from looped_spec.runtime.early_exit import ExitRule, exit_round
+from looped_spec.runtime.graphs import GraphBackend, GraphRunner
 from looped_spec.runtime.kv_cache import TRASH_BLOCK, KVPool, blocks_for
+from looped_spec.runtime.readback import Readback
 from looped_spec.runtime.request import Request
-from looped_spec.runtime.round import can_read_shadows, prefill, speculative_round
+from looped_spec.runtime.round import can_read_shadows, prefill
+from looped_spec.runtime.round_program import RoundProgram, RoundShape
+from looped_spec.runtime.row_state import BatchRows, RowState
 from looped_spec.runtime.sampler import NOT_FINITE
 from looped_spec.runtime.scheduler import PrefillChunk
 
@@ -46,6 +50,32 @@ class RoundResult:
         return min(map(min, self.tokens)) != NOT_FINITE
 
 
+class RoundTicket:
+    """A round that was submitted; `result` waits for it."""
+
+    def __init__(
+        self,
+        runner: ModelRunner,
+        requests: Sequence[Request],
+        candidate: Candidate,
+        shadow_depths: tuple[int, ...],
+        numbers: Tensor,
+        number: int,
+    ) -> None:
+        """Begin to read `numbers` ([B, K + 2 + S] int64); rounds count up by `number`."""
+        self.requests = requests
+        self.candidate = candidate
+        self.shadow_depths = shadow_depths
+        self.number = number
+        self._runner = runner
+        self._readback = Readback(numbers)
+
+    def result(self) -> RoundResult:
+        """Wait, and return what came of it. To be called in the order of submission, before what
+        came of it is committed."""
+        return self._runner.finish(self, self._readback.wait().tolist())
+
+
 class ModelRunner:
     """Runs prefill passes and rounds of one model over one cache."""
 
@@ -60,18 +90,41 @@ class ModelRunner:
         max_model_len: int,
         device: torch.device,
         exit_rule: ExitRule | None = None,
+        graph_backend: GraphBackend | None = None,
+        graph_sizes: Sequence[int] = (),
+        graph_memory_bytes: int | None = None,
+        graphs_may_fail: bool = False,
     ) -> None:
-        """Run `full_loops` deep, or as `exit_rule` says (then without speculation)."""
+        """Run `full_loops` deep, or as `exit_rule` says (then without speculation); `GraphRunner`
+        explains what concerns graphs."""
         self.adapter = adapter
         self.pool = pool
-        self.backend = backend
         self.full_loops = full_loops
         self.device = device
         self.exit_rule = exit_rule
         self._readout_has_planes = any(p.kind == "readout" for p in adapter.kv_planes(full_loops))
         width = blocks_for(max_model_len, pool.block_size)
-        self._tables = torch.zeros(max_num_seqs, width, dtype=torch.int64, device=device)
-        self._batch = DecodeBatch(adapter.geometry.vocab_size, device)
+        self.state = RowState(max_num_seqs, width, device)
+        self._tables = self.state.tables[:max_num_seqs]
+        self._batch = DecodeBatch(self.state, adapter.geometry.vocab_size, device)
+        self.program = RoundProgram(adapter, pool, backend, self.state, full_loops)
+        self.graphs = GraphRunner(
+            self.program,
+            graph_backend,
+            sizes=graph_sizes,
+            memory_limit=graph_memory_bytes,
+            may_fail=graphs_may_fail,
+        )
+        self._num_rounds = 0
+
+    @property
+    def backend(self) -> AttentionBackend:
+        """What computes attention."""
+        return self.program.backend
+
+    @backend.setter
+    def backend(self, backend: AttentionBackend) -> None:
+        self.program.backend = backend
 
     @property
     def can_read_shadows(self) -> bool:
@@ -101,7 +154,7 @@ class ModelRunner:
         """
         new = [row for row, column, _ in changes if column == 0]
         if new:
-            self._tables[torch.tensor(new, device=self.device)] = TRASH_BLOCK
+            self._tables.index_fill_(0, upload([new], self.device)[0], TRASH_BLOCK)
         cells = [
             (row, column, blocks[column])
             for row, start, blocks in changes
@@ -140,55 +193,73 @@ class ModelRunner:
         Shadow depths that the model cannot tell of, or that are no other draft depth, are left
         out.
         """
-        k = candidate.num_speculative_tokens
-        newest = [request.last_token for request in requests]
-        positions = [request.num_tokens - 1 for request in requests]
-        batch = self._batch.tensors(requests)
-        tokens, starts = self._batch.starts(newest, positions)
-        rows = self._paged_rows(batch, max(positions) + k + 1)
-
-        def context(where: Tensor, loops: int) -> PagedContext:
-            return PagedContext(self.pool, self.backend, rows, where, loops)
-
         if self.exit_rule is not None:
-            assert k == 0, "early exit runs without speculation"
-            left = exit_round(
-                self.adapter,
-                context(starts[:, None], self.full_loops),
-                self.pool,
-                tokens,
-                batch.sampling,
-                rule=self.exit_rule,
-                mode=batch.mode,
-            )
-            chosen, loops = torch.stack((left.next_token, left.loops)).tolist()
-            return RoundResult([[token] for token in chosen], [0] * len(chosen), loops)
+            assert candidate.num_speculative_tokens == 0, "early exit runs without speculation"
+            return self._exit_round(requests, self.exit_rule)
+        return self.submit(requests, candidate, shadow_depths).result()
+
+    @torch.inference_mode()
+    def submit(
+        self,
+        requests: Sequence[Request],
+        candidate: Candidate,
+        shadow_depths: Sequence[int] = (),
+        *,
+        unread_tokens: int = 0,
+    ) -> RoundTicket:
+        """Submit a round without waiting for it; see `round`.
+
+        `unread_tokens` is how many tokens the round before, which nobody has read yet, may have
+        added to each of `requests`; all of them must have been in it. The table rows must have room
+        for these and for the round's own.
+        """
+        mode = self._batch.load(requests, follows=unread_tokens > 0)
+        longest = max([request.num_tokens for request in requests]) + unread_tokens
         depths = self._other_depths(candidate, shadow_depths)
-        out = speculative_round(
+        shape = RoundShape.of(len(requests), candidate, mode)
+        numbers = self.graphs.run(shape, depths, longest + candidate.num_speculative_tokens)
+        self._num_rounds += 1
+        return RoundTicket(self, requests, candidate, depths, numbers, self._num_rounds)
+
+    def finish(self, ticket: RoundTicket, rows: list[list[int]]) -> RoundResult:
+        """Return the result of a round whose numbers are `rows`, one of K + 2 + S per request."""
+        k = ticket.candidate.num_speculative_tokens
+        accepted = [row[k + 1] for row in rows]
+        if ticket.number == self._num_rounds:
+            self._batch.expect(
+                [row[count] for row, count in zip(rows, accepted, strict=True)],
+                [r.num_tokens + n for r, n in zip(ticket.requests, accepted, strict=True)],
+            )
+        work = [self._loop_rows(ticket.candidate)] * len(rows)
+        shadow = [row[k + 2 :] for row in rows] if ticket.shadow_depths else []
+        tokens = [row[: k + 1] for row in rows]
+        return RoundResult(tokens, accepted, work, ticket.shadow_depths, shadow)
+
+    def capture(self, shapes: Iterable[RoundShape], *, show_progress: bool = True) -> None:
+        """Capture rounds of these shapes; see `GraphRunner.capture`."""
+        self.graphs.capture(shapes, show_progress=show_progress)
+        self._batch.forget()
+
+    def _exit_round(self, requests: Sequence[Request], rule: ExitRule) -> RoundResult:
+        """Run a token of each request, deep enough for the rule."""
+        mode = self._batch.load(requests)
+        width = self.program.width_for(max([request.num_tokens for request in requests]))
+        rows = BatchRows(self.state, len(requests), width, has_padding=False)
+        paged = PagedRows(rows.tables, rows.limits, rows.sampling.seeds)
+        positions = rows.positions[:, None]
+        left = exit_round(
             self.adapter,
-            context,
-            tokens,
-            starts,
-            batch.sampling,
-            num_speculative_tokens=k,
-            draft_loops=candidate.draft_loops,
-            full_loops=self.full_loops,
-            mode=batch.mode,
-            shadow_depths=depths,
+            PagedContext(self.pool, self.backend, paged, positions, self.full_loops),
+            self.pool,
+            rows.tokens,
+            rows.sampling,
+            rule=rule,
+            mode=mode,
         )
-        # One copy brings everything that the host needs.
-        parts = (out.tokens, out.accepted[:, None], *([out.shadow] if depths else []))
-        host = torch.cat(parts, dim=1).tolist()
-        accepted = [row[k + 1] for row in host]
-        self._batch.expect(
-            [row[count] for row, count in zip(host, accepted, strict=True)],
-            [start + count + 1 for start, count in zip(positions, accepted, strict=True)],
-            out.next_token,
-            out.next_position,
-        )
-        work = [self._loop_rows(candidate)] * len(host)
-        shadow = [row[k + 2 :] for row in host] if depths else []
-        return RoundResult([row[: k + 1] for row in host], accepted, work, depths, shadow)
+        rows.advance(left.next_token, rows.positions + 1)
+        chosen, loops = torch.stack((left.next_token, left.loops)).tolist()
+        self._batch.expect(chosen, [request.num_tokens for request in requests])
+        return RoundResult([[token] for token in chosen], [0] * len(chosen), loops)
 
     def _other_depths(self, candidate: Candidate, wanted: Sequence[int]) -> tuple[int, ...]:
         """Return those of `wanted` that can be told of beside a round of `candidate`."""

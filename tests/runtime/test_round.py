@@ -23,7 +23,7 @@ from toys import (
 
 from looped_spec.adapter import LoopState, StageContext
 from looped_spec.control.plan import Candidate
-from looped_spec.runtime import runner
+from looped_spec.runtime import round_program
 from looped_spec.runtime.engine import Engine
 from looped_spec.runtime.request import Request
 from looped_spec.runtime.round import RoundOutput, speculative_round
@@ -154,7 +154,7 @@ def test_a_round_says_where_the_next_one_starts(
         outputs.append(speculative_round(*args, **kwargs))
         return outputs[-1]
 
-    monkeypatch.setattr(runner, "speculative_round", keep)
+    monkeypatch.setattr(round_program, "speculative_round", keep)
     adapter = like(ScriptedToy)
     adapter.script = script(right, k)
     engine, request = after_prefill(adapter, k, 2 if k else 0)

@@ -80,6 +80,8 @@ class AttentionBackend(ABC):
     name: ClassVar[str]
     default_block_size: int = 16
     """Tokens per block where the user asks for no size."""
+    cost_follows_width: ClassVar[bool] = False
+    """Whether time grows with the width of the block tables, not with the live lengths alone."""
 
     @classmethod
     @abstractmethod

@@ -17,6 +17,7 @@ class SdpaBackend(AttentionBackend):
     tables, not the live lengths."""
 
     name = "sdpa"
+    cost_follows_width = True
 
     @classmethod
     def unsupported_reason(cls, needs: AttentionNeeds) -> str | None:

@@ -1,0 +1,15 @@
+"""Rounds that are captured once per shape and replayed."""
+
+from looped_spec.runtime.graphs.backends import CudaGraphs, GraphBackend, TracedGraphs
+from looped_spec.runtime.graphs.runner import GraphRunner, GraphStats
+from looped_spec.runtime.graphs.shapes import padded_sizes, reachable_shapes
+
+__all__ = [
+    "CudaGraphs",
+    "GraphBackend",
+    "GraphRunner",
+    "GraphStats",
+    "TracedGraphs",
+    "padded_sizes",
+    "reachable_shapes",
+]
