@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from demo import machine
 from tqdm import tqdm
 from workloads import Workload, add_text_flags, markdown, read_workloads, run_command
 
 from looped_spec import LLM, SamplingParams
 from looped_spec.errors import check_int
+from looped_spec.offline.machine import machine
 
 Candidate = tuple[int, int]
 

@@ -25,7 +25,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from demo import machine
 from loads import Load, LoadRun, drive
 from tqdm import tqdm
 from workloads import Workload, add_text_flags, markdown, read_workloads, run_command
@@ -34,6 +33,7 @@ from looped_spec import LLM, AdaptiveSpecConfig, SamplingParams
 from looped_spec.control.config import BatchBucket
 from looped_spec.control.plan import PLAIN, Candidate
 from looped_spec.errors import ConfigError, check_int
+from looped_spec.offline.machine import machine
 from looped_spec.offline.timing import in_turn
 
 NEVER, AGAIN, ARMED, WARM = "never", "never, again", "armed, K=0", "goodput, warm"

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from demo import PROMPTS, machine
+from demo import PROMPTS
 from torch import Tensor
 from tqdm import tqdm
 from workloads import add_text_flags, named_sources, run_command
@@ -35,6 +35,7 @@ from workloads import add_text_flags, named_sources, run_command
 from looped_spec import LLM, ModelAdapter, SamplingParams
 from looped_spec.demos import data
 from looped_spec.errors import ConfigError, LoopedSpecError, UnsupportedError, check_int
+from looped_spec.offline.machine import machine
 from looped_spec.runtime.sampler import SamplingMode, SamplingTensors, choose_tokens
 from looped_spec.testing.dense import DenseContext
 

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import statistics
 import sys
 from collections.abc import Sequence
@@ -21,8 +19,9 @@ from typing import Any
 
 import torch
 
-from looped_spec import LLM, SamplingParams, __version__
+from looped_spec import LLM, SamplingParams
 from looped_spec.errors import LoopedSpecError
+from looped_spec.offline.machine import machine
 from looped_spec.offline.timing import Generated, in_turn, run_prompts
 
 HERE = Path(__file__).resolve().parent
@@ -157,31 +156,6 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         )
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)
-
-
-def machine(llm: LLM) -> dict[str, Any]:
-    """Say what a model ran on."""
-    facts = machine_facts(llm.loaded.device)
-    return facts | {"dtype": str(llm.loaded.dtype).removeprefix("torch.")}
-
-
-def machine_facts(device: torch.device) -> dict[str, Any]:
-    """Say what is known of the machine, and how busy it is."""
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        cpu = names[0].partition(":")[2].strip() if names else cpu
-    return {
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else cpu,
-        "cpu_count": os.cpu_count(),
-        "torch_threads": torch.get_num_threads(),
-        "load_average": [round(load, 2) for load in os.getloadavg()],
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "looped_spec": __version__,
-    }
 
 
 def parse(argv: Sequence[str] | None) -> argparse.Namespace:

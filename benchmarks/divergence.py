@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from demo import PROMPTS, machine
+from demo import PROMPTS
 from torch import Tensor
 from tqdm import tqdm
 from workloads import add_text_flags, markdown, read_workloads, run_command
@@ -29,6 +29,7 @@ from workloads import add_text_flags, markdown, read_workloads, run_command
 from looped_spec import LLM, SamplingParams
 from looped_spec.errors import check_int
 from looped_spec.loading import load_adapter
+from looped_spec.offline.machine import machine
 from looped_spec.offline.timing import run_prompts
 from looped_spec.testing.stages import StageBench
 

@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from demo import machine
 from exit_quality import Quality, follow, summarize
 from tqdm import tqdm
 from workloads import Workload, add_text_flags, markdown, read_workloads, run_command
 
 from looped_spec import LLM, ModelAdapter, SamplingParams
 from looped_spec.errors import ConfigError, UnsupportedError, check_int, closest
+from looped_spec.offline.machine import machine
 from looped_spec.runtime.early_exit import ExitRule
 
 Setting = tuple[str, float]

@@ -21,7 +21,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from demo import PLAIN, machine_facts
+from demo import PLAIN
 from torch import Tensor
 from workloads import markdown, run_command
 
@@ -30,6 +30,7 @@ from looped_spec.adapter import KVPlane
 from looped_spec.control.controller import AdaptiveController
 from looped_spec.control.plan import Candidate
 from looped_spec.control.static import StaticPolicy
+from looped_spec.offline.machine import machine_facts
 from looped_spec.runtime import round_program
 from looped_spec.runtime import runner as runner_module
 from looped_spec.runtime.engine import Engine, SpeculationPolicy
