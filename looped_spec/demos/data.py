@@ -8,13 +8,13 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from looped_spec.errors import ConfigError
+from looped_spec.offline.documents import articles
 
 HELD_OUT_EVERY = 25
 """One document in this many, chosen by its own hash, is never trained on."""
@@ -24,8 +24,6 @@ _SKIPPED_FOLDERS = frozenset(
     {"test", "tests", "idle_test", "site-packages", "dist-packages", "__pycache__"}
     | {"pydoc_data", "encodings"}  # tables, not programs
 )
-_PLACEHOLDER_SENTENCE = re.compile(r"[^.\n]*<unk>[^.\n]*(?:\.|(?=\n|$))")
-_ARTICLE = re.compile(r"^ = [^=\n]+ = \n", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -66,12 +64,7 @@ def read_wikitext(path: Path) -> Source:
 
     Sentences with the placeholder of a rare word are left out: it is no text.
     """
-    text = _read_text(path)
-    starts = [match.start() for match in _ARTICLE.finditer(text)]
-    ends = [*starts[1:], len(text)]
-    articles = [text[a:b].strip() for a, b in zip(starts, ends, strict=True)]
-    whole = [_PLACEHOLDER_SENTENCE.sub("", article).strip() for article in articles]
-    return _source("wikitext", path, [article for article in whole if article])
+    return _source("wikitext", path, [each.text for each in articles(_read_text(path))])
 
 
 def read_python(folder: Path, max_bytes: int = PYTHON_BYTES) -> Source:
