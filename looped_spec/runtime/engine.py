@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import Protocol
 
 from looped_spec.control.plan import PLAIN, Candidate, RoundFeedback, SpeculationPlan
 from looped_spec.errors import CapacityError, ConfigError, NotFiniteError
+from looped_spec.runtime.in_flight import RoundInFlight
 from looped_spec.runtime.outputs import SpeculationMetrics
 from looped_spec.runtime.request import Detokenizer, Request, Status
-from looped_spec.runtime.runner import ModelRunner
+from looped_spec.runtime.runner import ModelRunner, RoundResult
 from looped_spec.runtime.sampler import NOT_FINITE
 from looped_spec.runtime.scheduler import PrefillChunk, Scheduler
 from looped_spec.runtime.tally import RoundTally
@@ -45,8 +47,15 @@ class Engine:
         eos_token_ids: Collection[int] = (),
         seed: int = 0,
         candidates: Collection[Candidate] = (),
+        async_scheduling: bool = False,
     ) -> None:
-        """Run requests; `candidates` are all that the policy may choose, as far as it is known."""
+        """Run requests.
+
+        `candidates` are all that the policy may choose, as far as it is known. With
+        `async_scheduling` a round is submitted before the one ahead of it is read, where the same
+        requests go on and have memory for both; so the device need not wait for the host. The text
+        is the same. It has no effect on early exit.
+        """
         self.runner = runner
         self.scheduler = scheduler
         self.policy = policy
@@ -56,6 +65,10 @@ class Engine:
         self.candidates = frozenset(candidates)
         self.newest_candidate: Candidate | None = None
         self.metrics = SpeculationMetrics()
+        self.async_scheduling = async_scheduling and runner.exit_rule is None
+        self.num_discarded_rounds = 0
+        self._in_flight: RoundInFlight | None = None
+        self._last_done = 0.0
         self._is_clean = True
         self._num_requests = 0
 
@@ -140,9 +153,31 @@ class Engine:
         `NotFiniteError` before anything of their pass is committed; requests that ran beside the
         one at fault may be affected in that step, but not in one without it.
         """
+        # Whatever fails below, a round that was submitted ahead is not read any more.
+        current, self._in_flight = self._in_flight, None
         if not self._is_clean:
             self.runner.clean_cache()
         self._is_clean = False  # until this step has ended well
+        touched: list[Request] = []
+        if current is not None and not current.live():
+            self.num_discarded_rounds += 1
+            current = None
+        if current is None:
+            current, touched = self._begin(on_first_tokens)
+        is_clean = True
+        if current is not None:
+            ahead = self._submit_ahead(current) if self.async_scheduling else None
+            is_clean = self._finish(current, touched)
+            if is_clean:
+                self._in_flight = ahead
+        self._is_clean = is_clean
+        return touched
+
+    def _begin(
+        self, on_first_tokens: Callable[[list[Request]], None] | None
+    ) -> tuple[RoundInFlight | None, list[Request]]:
+        """Schedule, run what is to be prefilled and submit a round; return it and the requests
+        that got their first token."""
         start = time.perf_counter()
         decode = self.scheduler.decode_batch()
         plan = self._plan(decode) if decode else None
@@ -153,38 +188,106 @@ class Engine:
         schedule = self.scheduler.schedule(decode, candidate.num_speculative_tokens)
         self.runner.prepare([*(chunk.request for chunk in schedule.prefill), *decode])
         touched: list[Request] = []
-        is_clean = True
         if schedule.prefill:
             before = time.perf_counter()
             touched = self._prefill(schedule.prefill)
             if touched and on_first_tokens is not None:
                 on_first_tokens(touched)
             start += time.perf_counter() - before  # it is done when its tokens are here
-        if plan is not None:
-            tally = self._round(decode, plan, candidate)
-            touched += decode
-            seconds = time.perf_counter() - start
-            self.policy.observe(tally.feedback(plan, seconds, candidate.num_speculative_tokens))
-            is_clean = tally.is_finite
-        self._is_clean = is_clean
-        return touched
+        if plan is None:
+            return None, touched
+        return self._submit(decode, plan, candidate, start), touched
 
-    def _plan(self, decode: list[Request]) -> SpeculationPlan:
+    def _submit(
+        self,
+        requests: list[Request],
+        plan: SpeculationPlan,
+        candidate: Candidate,
+        start: float,
+        unread_tokens: int = 0,
+    ) -> RoundInFlight:
+        """Submit a round; without asynchronous scheduling it is run when it is read."""
+        k = candidate.num_speculative_tokens
+        runner, done, is_whole = self.runner, None, True
+        read: Callable[[], RoundResult]
+        if self.async_scheduling:
+            is_whole = all(
+                [r.capacity >= min(r.num_tokens + k, r.max_cached_tokens) for r in requests]
+            )
+            read = runner.submit(
+                requests, candidate, plan.shadow_depths, unread_tokens=unread_tokens
+            ).result
+            if runner.device.type != "cuda":
+                done = time.perf_counter()  # a device that does not run ahead of the host
+        else:
+            read = partial(runner.round, requests, candidate, plan.shadow_depths)
+        before = [request.metrics.num_preemptions for request in requests]
+        return RoundInFlight(
+            policy=self.policy,
+            plan=plan,
+            candidate=candidate,
+            requests=requests,
+            preemptions=before,
+            is_whole=is_whole,
+            is_ahead=unread_tokens > 0,
+            started=start,
+            done=done,
+            read=read,
+        )
+
+    def _submit_ahead(self, current: RoundInFlight) -> RoundInFlight | None:
+        """Submit the round behind one that was not read yet, or None where it has to wait.
+
+        It waits where somebody is to be admitted or prefilled, where requests decode that are not
+        in `current`, and where memory is short; so whoever is preempted is in no round.
+        """
+        scheduler = self.scheduler
+        if not current.is_whole or scheduler.has_newcomers:
+            return None
+        live = [current.requests[place] for place in current.live()]
+        if len(live) != len(scheduler.running):
+            return None
+        start = time.perf_counter()
+        requests = [request for request in live if request.remaining_tokens > 1]
+        if not requests:
+            return None
+        unread = current.candidate.num_speculative_tokens + 1
+        longest = max(
+            [c.num_speculative_tokens for c in self.candidates],
+            default=current.candidate.num_speculative_tokens,
+        )
+        if not scheduler.reserve(requests, unread + longest):
+            return None
+        plan = self._plan(requests, known_to_policy=True)
+        candidate = self._fitting(plan.candidate, requests, num_unread=1)
+        k = candidate.num_speculative_tokens
+        if k > longest and not scheduler.reserve(requests, unread + k):
+            return None
+        self.newest_candidate = plan.candidate
+        self.runner.prepare(requests)
+        return self._submit(requests, plan, candidate, start, unread)
+
+    def _plan(self, decode: list[Request], *, known_to_policy: bool = False) -> SpeculationPlan:
         """Ask the policy; it is told of the requests that will decode, and of no others."""
         tokens = sum([request.num_tokens for request in decode])
-        new = sum([not request.metrics.num_rounds for request in decode])
+        new = 0
+        if not known_to_policy:
+            new = sum([not request.metrics.num_rounds for request in decode])
         return self.policy.plan(len(decode), context_tokens=tokens // len(decode), new_requests=new)
 
-    def _fitting(self, candidate: Candidate, decode: list[Request]) -> Candidate:
+    def _fitting(
+        self, candidate: Candidate, decode: list[Request], *, num_unread: int = 0
+    ) -> Candidate:
         """Return the shortest round that gives the same where every request is about to end.
 
         Only lengths that may be run anyway are taken, plain decoding among them, since a round of
-        another length might have to be captured first.
+        another length might have to be captured first. `num_unread` is how many tokens each is
+        about to get at least from a round ahead of this one.
         """
         k = candidate.num_speculative_tokens
         if not k:
             return candidate
-        due = max([request.remaining_tokens for request in decode]) - 1
+        due = max([request.remaining_tokens for request in decode]) - 1 - num_unread
         if due >= k:
             return candidate
         if due == 0:
@@ -209,14 +312,35 @@ class Engine:
                 touched.append(chunk.request)
         return touched
 
-    def _round(
-        self, requests: list[Request], plan: SpeculationPlan, candidate: Candidate
+    def _finish(self, current: RoundInFlight, touched: list[Request]) -> bool:
+        """Read a round and commit it; add its requests to `touched`, and tell the policy. Return
+        whether all that it computed is finite."""
+        result = current.read()
+        places = current.live()
+        requests = [current.requests[place] for place in places]
+        is_finite = result.is_finite
+        if len(places) < len(current.requests):
+            result = result.part(places)
+        tally = self._commit_round(current, requests, result)
+        touched += requests
+        done = time.perf_counter() if current.done is None else current.done
+        start = current.started
+        if current.is_ahead:  # it began when the round before was done, or later
+            start = max(start, self._last_done)
+        seconds = done - start
+        self._last_done = done
+        k = current.candidate.num_speculative_tokens
+        current.policy.observe(tally.feedback(current.plan, seconds, k))
+        return is_finite
+
+    def _commit_round(
+        self, current: RoundInFlight, requests: list[Request], result: RoundResult
     ) -> RoundTally:
-        result = self.runner.round(requests, candidate, plan.shadow_depths)
         # No draft equals the mark, so the last token to be committed tells.
         last = [row[n] for row, n in zip(result.tokens, result.accepted, strict=True)]
         _check_finite(requests, last)
         tally = RoundTally(result)
+        candidate, probe = current.candidate, current.plan.probe
         k = candidate.num_speculative_tokens
         for request, tokens, accepted, work in zip(
             requests, result.tokens, result.accepted, result.loop_rows, strict=True
@@ -227,8 +351,8 @@ class Engine:
             taken = self._commit(request, tokens[: accepted + 1])
             request.num_computed = known + taken - 1
             proposed, accepted = tally.add(accepted, k, room, due, taken)
-            request.metrics.add_round(candidate, proposed, accepted, work, plan.probe)
-            self.metrics.add_round(candidate, proposed, accepted, work, plan.probe)
+            request.metrics.add_round(candidate, proposed, accepted, work, probe)
+            self.metrics.add_round(candidate, proposed, accepted, work, probe)
         return tally
 
     def _commit(self, request: Request, tokens: Sequence[int]) -> int:

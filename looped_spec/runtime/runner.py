@@ -49,6 +49,16 @@ class RoundResult:
         """Whether every row had logits to choose from, those behind a rejected draft too."""
         return min(map(min, self.tokens)) != NOT_FINITE
 
+    def part(self, places: Sequence[int]) -> RoundResult:
+        """Return the result of some of the requests, by their places."""
+        return RoundResult(
+            [self.tokens[place] for place in places],
+            [self.accepted[place] for place in places],
+            [self.loop_rows[place] for place in places],
+            self.shadow_depths,
+            [self.shadow[place] for place in places] if self.shadow else [],
+        )
+
 
 class RoundTicket:
     """A round that was submitted; `result` waits for it."""

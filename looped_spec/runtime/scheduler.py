@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from looped_spec.errors import CapacityError
@@ -81,6 +81,23 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether any request is unfinished."""
         return bool(self.waiting or self.running)
+
+    @property
+    def has_newcomers(self) -> bool:
+        """Whether a prompt is being computed, or somebody waits for whom there is a row."""
+        if self.waiting and self._free_rows:
+            return True
+        prefilling = Status.PREFILLING
+        return any([request.status is prefilling for request in self.running])
+
+    def reserve(self, requests: Sequence[Request], count: int) -> bool:
+        """Give each request memory for `count` more tokens, or for as many as it may ever cache;
+        return False if there is too little. Nobody is preempted for it."""
+        for request in requests:
+            wanted = min(request.num_tokens + count, request.max_cached_tokens)
+            if wanted > request.capacity and not self._grow(request, wanted):
+                return False
+        return True
 
     def decode_batch(self) -> list[Request]:
         """Return the requests that run a round in this step, in the order of arrival, each with
