@@ -78,9 +78,13 @@ def read_workload(
     num_rows: int,
     num_tokens: int,
     min_rows: int | None = None,
+    joins: bool = False,
 ) -> Workload:
     """Read the first `num_rows` documents of one group with at least `num_tokens` tokens, cut to
     that many.
+
+    With `joins` a document that is too short goes on with the next ones of its group, a blank line
+    between them, until it is long enough; else it is left out.
 
     Raises:
         ConfigError: the file is unreadable or of another form, or the group has fewer than
@@ -91,11 +95,14 @@ def read_workload(
     check_int("num_tokens", num_tokens, 1)
     documents = read_documents(path)
     rows: list[list[int]] = []
+    begun: list[str] = []
     for document in documents.items:
         if group_of(document.text) == group:
-            ids = tokenizer.encode(document.text)
+            begun = [*begun, document.text] if joins else [document.text]
+            ids = tokenizer.encode("\n\n".join(begun))
             if len(ids) >= num_tokens:
                 rows.append(ids[:num_tokens])
+                begun = []
             if len(rows) == num_rows:
                 break
     least = num_rows if min_rows is None else min_rows
