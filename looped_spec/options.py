@@ -6,7 +6,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +20,7 @@ from looped_spec.errors import (
     reject_unknown,
 )
 
+GRAPH_BACKENDS = ("auto", "cuda", "traced", "eager")
 ATTENTION_BACKENDS = ("auto", "flash_attn", "triton", "varlen", "sdpa")
 
 
@@ -108,6 +109,27 @@ class EngineOptions:
         "parts that a GPU reads a long context in at once; 0 lets the attention backend choose, 1 "
         "keeps a row's attention independent of how many requests share its batch",
     )
+    enforce_eager: bool = _option(
+        False, "run every round as it comes instead of capturing rounds once per shape"
+    )
+    graph_backend: str = _option(
+        "auto",
+        "cuda (CUDA graphs), traced (the same on any device, for tests), eager (none), or auto: "
+        "cuda on a CUDA device, without early exit",
+    )
+    cudagraph_capture_sizes: tuple[int, ...] | None = _option(
+        None,
+        "batch sizes that captured rounds are padded to; default: 1, 2, 4, 8, then steps of 8 up "
+        "to max_num_seqs",
+    )
+    graph_memory_bytes: int | None = _option(
+        None,
+        "GPU memory that captured rounds may take, those beyond it run eagerly; default: half of "
+        "what is free when they are captured",
+    )
+    async_scheduling: bool = _option(
+        False, "submit a round before the one ahead of it is read, where its requests go on"
+    )
     load_format: str = _option("auto", "auto reads the checkpoint, dummy makes random weights")
     seed: int = _option(0, "seed of requests that bring none, and of dummy weights")
     revision: str | None = _option(None, "branch, tag or commit of a hub model")
@@ -122,6 +144,7 @@ class EngineOptions:
             ("block_size", 1, 2**16),
             ("kv_cache_memory_bytes", 1, 2**50),
             ("attention_num_splits", 0, 32),
+            ("graph_memory_bytes", 0, 2**50),
             ("num_speculative_tokens", 0, MAX_SPECULATIVE_TOKENS),
             ("draft_loops", None, None),  # the range depends on the model
             ("full_loops", None, None),
@@ -146,6 +169,7 @@ class EngineOptions:
             raise ConfigError("draft_loops needs num_speculative_tokens: how many tokens to draft")
         self._check_who_chooses()
         self._check_early_exit()
+        self._check_graphs()
 
     @property
     def adapts(self) -> bool | None:
@@ -188,6 +212,26 @@ class EngineOptions:
                 "speculative_config and num_speculative_tokens both say what to draft: leave one "
                 "of them out"
             )
+
+    def _check_graphs(self) -> None:
+        for name in ("enforce_eager", "async_scheduling"):
+            if not isinstance(getattr(self, name), bool):
+                raise ConfigError(f"{name} must be True or False, got {getattr(self, name)!r}")
+        if self.enforce_eager and self.graph_backend not in ("auto", "eager"):
+            raise ConfigError(
+                f"enforce_eager and graph_backend='{self.graph_backend}' contradict each other: "
+                "leave one of them out"
+            )
+        sizes = self.cudagraph_capture_sizes
+        if sizes is None:
+            return
+        if isinstance(sizes, str) or not isinstance(sizes, Sequence) or not sizes:
+            raise ConfigError(
+                f"cudagraph_capture_sizes must be a list of batch sizes, got {sizes!r:.60}"
+            )
+        for size in sizes:
+            check_int("cudagraph_capture_sizes", size, 1, 2**16)
+        object.__setattr__(self, "cudagraph_capture_sizes", tuple(sorted(set(sizes))))
 
     @property
     def early_exit(self) -> bool:

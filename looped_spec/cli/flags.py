@@ -7,13 +7,13 @@ import dataclasses
 from typing import Any
 
 _CONVERTERS = {"int": int, "float": float, "str": str}
-_MANY = "tuple[str, ...]"
+_MANY = {"tuple[str, ...]": (str, "NAME"), "tuple[int, ...]": (int, "N")}
 
 
 def add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], help_text: str) -> None:
     """Add the flag of an option: its name with dashes, its default and its type are the field's.
 
-    A bool that is False becomes a switch, a tuple of texts a flag that takes several.
+    A bool that is False becomes a switch, a tuple a flag that takes several.
     """
     flag = f"--{field.name.replace('_', '-')}"
     text = help_text.replace("%", "%%")
@@ -21,9 +21,16 @@ def add_flag(group: argparse._ArgumentGroup, field: dataclasses.Field[Any], help
     if kind == "bool" and field.default is False:
         group.add_argument(flag, action="store_true", default=field.default, help=text)
         return
-    if kind == _MANY:
+    if kind in _MANY:
+        convert, name = _MANY[kind]
         group.add_argument(
-            flag, action=_Several, nargs="+", default=field.default, metavar="NAME", help=text
+            flag,
+            action=_Several,
+            nargs="+",
+            type=convert,
+            default=field.default,
+            metavar=name,
+            help=text,
         )
         return
     if kind not in _CONVERTERS:

@@ -28,6 +28,7 @@ from looped_spec.runtime.attention import AttentionChoice, AttentionNeeds, choos
 from looped_spec.runtime.checked_prompts import CheckedPrompt, check_prompts, no_tokenizer
 from looped_spec.runtime.cost_estimate import with_estimated_cost
 from looped_spec.runtime.engine import Engine, SpeculationPolicy
+from looped_spec.runtime.graphs import choose_graphs, padded_sizes, reachable_shapes
 from looped_spec.runtime.kv_cache import KVPool
 from looped_spec.runtime.outputs import RequestOutput, StreamChunk
 from looped_spec.runtime.prompts import Prompts
@@ -143,6 +144,9 @@ class LLM:
             max_model_len=size.max_model_len,
             device=loaded.device,
             exit_rule=plan.exit_rule,
+            graph_backend=choose_graphs(opts, loaded.device, attention.backend, size.max_model_len),
+            graph_memory_bytes=opts.graph_memory_bytes,
+            graphs_may_fail=opts.graph_backend == "auto",
         )
         scheduler = Scheduler(
             size.num_blocks,
@@ -159,6 +163,7 @@ class LLM:
             max_model_len=size.max_model_len,
             eos_token_ids=self.stop_token_ids,
             seed=opts.seed,
+            async_scheduling=opts.async_scheduling,
         )
 
     @property
@@ -208,11 +213,12 @@ class LLM:
     @policy.setter
     def policy(self, policy: SpeculationPolicy) -> None:
         candidates: Collection[Candidate] = ()
-        if isinstance(policy, StaticPolicy):
-            candidates = (policy.candidate,)
-        elif isinstance(policy, AdaptiveController):
-            candidates = policy.config.candidates
+        config = self._config_of(policy)
+        if config is not None:
+            candidates = config.candidates
         with self._lock:
+            if config is not None and self.engine.runner.graphs.is_active:
+                self._capture(config)
             self.engine.policy, self.engine.candidates = policy, frozenset(candidates)
             self.engine.newest_candidate = None
 
@@ -221,9 +227,27 @@ class LLM:
         policy = self.engine.policy
         if isinstance(policy, AdaptiveController):
             return policy.explain()
-        return AdaptiveController(
-            AdaptiveSpecConfig.pinned(self.speculation, self.full_loops, self.options.max_num_seqs)
-        ).explain()
+        return AdaptiveController(self._pinned(self.speculation)).explain()
+
+    def _config_of(self, policy: SpeculationPolicy) -> AdaptiveSpecConfig | None:
+        """Return what a policy chooses from, None if it is one of somebody else's."""
+        if isinstance(policy, StaticPolicy):
+            return self._pinned(policy.candidate)
+        return policy.config if isinstance(policy, AdaptiveController) else None
+
+    def _pinned(self, candidate: Candidate) -> AdaptiveSpecConfig:
+        return AdaptiveSpecConfig.pinned(candidate, self.full_loops, self.options.max_num_seqs)
+
+    def _graph_sizes(self, config: AdaptiveSpecConfig) -> tuple[int, ...]:
+        """Return the batch sizes that captured rounds are padded to under a configuration."""
+        given = self.options.cudagraph_capture_sizes or config.padded_batch_sizes
+        return padded_sizes(self.options.max_num_seqs, given)
+
+    def _capture(self, config: AdaptiveSpecConfig) -> None:
+        """Capture what can be run under a configuration and is not captured yet."""
+        runner, sizes = self.engine.runner, self._graph_sizes(config)
+        runner.graphs.pad_to(sizes)
+        runner.capture(reachable_shapes(config, sizes))
 
     def _use(self, speculation: Speculation) -> None:
         """Let the engine run the same (K, d) always, or what a new controller chooses."""
@@ -235,6 +259,8 @@ class LLM:
         config = dataclasses.replace(
             config, shadow_depths_available=self.engine.runner.can_read_shadows
         )
+        if self.engine.runner.graphs.is_active:  # costs are those of the padded batch
+            config = dataclasses.replace(config, padded_batch_sizes=self._graph_sizes(config))
         self.policy = AdaptiveController(config)
 
     def _refuse_with_early_exit(self) -> None:
@@ -325,6 +351,8 @@ class LLM:
             "num_preemptions": scheduler.num_preemptions,
             "num_free_blocks": scheduler.allocator.num_free,
             "num_blocks": scheduler.allocator.num_blocks,
+            "num_discarded_rounds": self.engine.num_discarded_rounds,
+            "graphs": self.engine.runner.graphs.stats.as_dict(),
             "num_switches": metrics.num_switches,
             "num_probe_rounds": metrics.num_probe_rounds,
             "rounds_by_candidate": [

@@ -1,6 +1,7 @@
 """Rounds that are captured once per shape and replayed."""
 
 from looped_spec.runtime.graphs.backends import CudaGraphs, GraphBackend, TracedGraphs
+from looped_spec.runtime.graphs.choice import choose_graphs
 from looped_spec.runtime.graphs.runner import GraphRunner, GraphStats
 from looped_spec.runtime.graphs.shapes import padded_sizes, reachable_shapes
 
@@ -10,6 +11,7 @@ __all__ = [
     "GraphRunner",
     "GraphStats",
     "TracedGraphs",
+    "choose_graphs",
     "padded_sizes",
     "reachable_shapes",
 ]

@@ -97,11 +97,15 @@ class GraphRunner:
         """
         self.program = program
         self.backend = backend
-        self.sizes = tuple(sizes)
         self.stats = GraphStats(backend.name if backend else "eager")
         self._memory_limit = memory_limit
         self._may_fail = may_fail
         self._captured: dict[RoundShape, _Captured] = {}
+        self.pad_to(sizes)
+
+    def pad_to(self, sizes: Sequence[int]) -> None:
+        """Pad to these batch sizes (ascending) from now on; larger batches run eagerly."""
+        self.sizes = tuple(sizes)
         self._padded = [pad(size, self.sizes) for size in range(max(self.sizes, default=0) + 1)]
 
     @property

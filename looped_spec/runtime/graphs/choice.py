@@ -1,0 +1,48 @@
+"""Whether rounds are captured, and how: the options and the device decide."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from looped_spec.errors import UnsupportedError
+from looped_spec.options import EngineOptions
+from looped_spec.runtime.attention import AttentionBackend
+from looped_spec.runtime.graphs.backends import CudaGraphs, GraphBackend, TracedGraphs
+
+logger = logging.getLogger(__name__)
+
+
+def choose_graphs(
+    options: EngineOptions, device: torch.device, attention: AttentionBackend, max_model_len: int
+) -> GraphBackend | None:
+    """Return how rounds are captured, None for not at all.
+
+    Raises:
+        UnsupportedError: captured rounds were asked for where there can be none.
+    """
+    name = "eager" if options.enforce_eager else options.graph_backend
+    if name == "auto":
+        name = "cuda" if device.type == "cuda" and not options.early_exit else "eager"
+    if name == "eager":
+        return None
+    if options.early_exit:
+        raise UnsupportedError(
+            f"graph_backend '{name}' cannot be combined with early exit, where the tokens decide "
+            "how many rows a loop has: leave graph_backend out"
+        )
+    if name == "cuda" and device.type != "cuda":
+        raise UnsupportedError(
+            f"graph_backend 'cuda' needs a CUDA device, this run is on {device.type}: leave "
+            "graph_backend out"
+        )
+    if attention.cost_follows_width:
+        logger.warning(
+            "captured rounds with attention_backend '%s' attend over all %d positions of "
+            "max_model_len, however short the texts are: set max_model_len to what is needed, or "
+            "enforce_eager=True",
+            attention.name,
+            max_model_len,
+        )
+    return CudaGraphs(device) if name == "cuda" else TracedGraphs()
