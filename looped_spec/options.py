@@ -20,6 +20,7 @@ from looped_spec.errors import (
     reject_unknown,
 )
 
+CPU_LINEARS = ("auto", "plain", "transposed", "onednn", "exact_fp16")
 GRAPH_BACKENDS = ("auto", "cuda", "traced", "eager")
 ATTENTION_BACKENDS = ("auto", "flash_attn", "triton", "varlen", "sdpa")
 
@@ -109,6 +110,12 @@ class EngineOptions:
         "parts that a GPU reads a long context in at once; 0 lets the attention backend choose, 1 "
         "keeps a row's attention independent of how many requests share its batch",
     )
+    cpu_linear: str = _option(
+        "auto",
+        "how linear layers keep their weights on the CPU: plain, transposed, onednn (prepacked), "
+        "exact_fp16 (stored in half precision where that rounds nothing, computed in float32), or "
+        "auto: what is fastest, measured for each shape at load",
+    )
     enforce_eager: bool = _option(
         False, "run every round as it comes instead of capturing rounds once per shape"
     )
@@ -158,6 +165,7 @@ class EngineOptions:
             ("policy", (None, *POLICIES)),
             ("load_format", ("auto", "dummy")),
             ("attention_backend", ATTENTION_BACKENDS),
+            ("cpu_linear", CPU_LINEARS),
         ):
             value, names = getattr(self, name), [word for word in known if word]
             if value not in known:

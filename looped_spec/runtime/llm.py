@@ -30,6 +30,7 @@ from looped_spec.runtime.cost_estimate import with_estimated_cost
 from looped_spec.runtime.engine import Engine, SpeculationPolicy
 from looped_spec.runtime.graphs import choose_graphs, padded_sizes, reachable_shapes
 from looped_spec.runtime.kv_cache import KVPool
+from looped_spec.runtime.linears import arrange_linears, check_linears
 from looped_spec.runtime.outputs import RequestOutput, StreamChunk
 from looped_spec.runtime.prompts import Prompts
 from looped_spec.runtime.request import Request
@@ -79,6 +80,7 @@ class LLM:
             plan = plan_run(opts, adapter)
             needs = AttentionNeeds.of(opts, adapter.kv_planes(plan.full_loops), device, dtype)
             plans.append((plan, choose_attention(opts.attention_backend, needs)))
+            check_linears(opts.cpu_linear, device)
 
         self.loaded = load_adapter(
             model if isinstance(model, str) else Path(model),
@@ -92,6 +94,7 @@ class LLM:
         )
         ((plan, attention),) = plans
         set_threads(opts.num_threads, self.loaded)
+        self.linears = arrange_linears(self.loaded.adapter.module, opts.cpu_linear)
         self.full_loops = plan.full_loops
         self._lock = threading.RLock()  # calls from several threads take turns, step by step
         self._tokenizer = load_tokenizer(self.loaded.folder)
