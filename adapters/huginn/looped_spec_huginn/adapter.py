@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from looped_spec.adapter import (
     KVPlane,
@@ -156,8 +155,8 @@ class HuginnAdapter(ModelAdapter):
         return self.module.run(stack.coda, stack.ln_f(state[0]), first_plane, ctx)
 
     def _head(self, hidden: Tensor) -> Tensor:
-        weight = self.module.lm_head.weight[: self.config.vocab_size]
-        return F.linear(self.module.transformer.ln_f(hidden), weight)
+        logits: Tensor = self.module.lm_head(self.module.transformer.ln_f(hidden))
+        return logits[..., : self.config.vocab_size]
 
     def _log_probs(self, state: LoopState, ctx: StageContext) -> Tensor:
         """Return log probabilities [B, T, V] fp32 of every row, in prefill too."""

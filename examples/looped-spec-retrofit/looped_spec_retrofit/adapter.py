@@ -19,7 +19,6 @@ from looped_spec.errors import check_number
 from looped_spec.layers.exit_scores import convergence_score
 from looped_spec.layers.initial_state import truncated_normal
 from torch import Tensor
-from torch.nn import functional as F
 
 from looped_spec_retrofit.config import read_config, unsupported_reason
 from looped_spec_retrofit.model import RetrofitModel, official_name
@@ -152,5 +151,5 @@ class RetrofitAdapter(ModelAdapter):
         return self.module.run(self.module.transformer.coda, state[0], self.config.num_prelude, ctx)
 
     def _head(self, hidden: Tensor) -> Tensor:
-        weight = self.module.lm_head.weight[: self.config.vocab_size]
-        return F.linear(self.module.transformer.ln_f(hidden), weight)
+        logits: Tensor = self.module.lm_head(self.module.transformer.ln_f(hidden))
+        return logits[..., : self.config.vocab_size]
