@@ -13,6 +13,7 @@ from typing import Any
 from looped_spec.adapter import Capabilities
 from looped_spec.cli import adapters_new, console
 from looped_spec.cli.one_line_errors import use_one_line_errors
+from looped_spec.cli.subverbs import StrictParser
 from looped_spec.errors import ConfigError
 from looped_spec.plugins import PluginManager, PluginRecord
 from looped_spec.settings import PLUGINS, STRICT_PLUGINS, Settings
@@ -24,7 +25,7 @@ COLUMNS = ("name", "status", "model_types", "capabilities", "demo", "distributio
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `looped-spec adapters`, and its verb `new`."""
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    verbs = parser.add_subparsers(dest="verb", metavar="new", parser_class=_StrictParser)
+    verbs = parser.add_subparsers(dest="verb", metavar="new", parser_class=StrictParser)
     new = verbs.add_parser(
         "new",
         help="write the project of a new adapter",
@@ -33,16 +34,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     use_one_line_errors(new)
     adapters_new.configure(new)
-
-
-class _StrictParser(argparse.ArgumentParser):
-    """A parser that refuses unknown arguments itself: the one above it knows other flags."""
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        known, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return known, unknown
 
 
 def run(args: argparse.Namespace) -> int:

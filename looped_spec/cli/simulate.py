@@ -14,7 +14,6 @@ examples:
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from pathlib import Path
@@ -24,6 +23,7 @@ from tqdm import tqdm
 
 from looped_spec.cli import console
 from looped_spec.cli.atomic_json import check_target, json_text
+from looped_spec.cli.read_json import read_json
 from looped_spec.cli.tables import plain_table
 from looped_spec.control.config import AdaptiveSpecConfig
 from looped_spec.control.scores import result_document
@@ -72,13 +72,13 @@ def run(args: argparse.Namespace) -> int:
     """Simulate; everything that can be checked is checked before the first round."""
     if not 1 <= args.seeds <= MAX_SEEDS:
         raise ConfigError(f"seeds must be between 1 and {MAX_SEEDS}, got {args.seeds}")
-    trace = read_trace(_read_json(args.trace, "the trace"))
+    trace = read_trace(read_json(args.trace, "the trace"))
     if args.preset is not None and args.policy not in ("ema", "goodput"):
         raise ConfigError(f"--preset is for ema and goodput: policy '{args.policy}' takes none")
     preset = (
         None
         if args.preset is None
-        else AdaptiveSpecConfig.from_json(_read_json(args.preset, "the preset"))
+        else AdaptiveSpecConfig.from_json(read_json(args.preset, "the preset"))
     )
     make_policy = policy_maker(trace, args.policy, preset)
     if args.plot is not None:
@@ -106,21 +106,6 @@ def run(args: argparse.Namespace) -> int:
     result = result_document(runs)
     console.write(json_text(result) if args.json else _report(trace, args.policy, runs, result))
     return 0
-
-
-def _read_json(name: str, what: str) -> Any:
-    try:
-        text = Path(name).read_text(encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"cannot read '{name}': {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"{what} '{name}' is no UTF-8 text") from error
-    try:
-        return json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"{what} '{name}' is no JSON: {error}") from error
-    except RecursionError as error:
-        raise ConfigError(f"{what} '{name}' is nested too deeply") from error
 
 
 def _report(trace: Trace, policy: str, runs: list[Run], result: dict[str, Any]) -> str:
