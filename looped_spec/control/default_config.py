@@ -19,6 +19,11 @@ def default_depths(full_loops: int) -> tuple[int, ...]:
     )
 
 
+def longest_draft(batch_size: int) -> int:
+    """Return the longest draft worth trying at a batch size."""
+    return next((k for size, k in _MAX_K_BY_BATCH if batch_size <= size), 2)
+
+
 def default_buckets(full_loops: int, max_num_seqs: int, policy: str) -> tuple[BatchBucket, ...]:
     """Return buckets of doubling batch sizes up to `max_num_seqs`, plain decoding first in each.
 
@@ -30,7 +35,7 @@ def default_buckets(full_loops: int, max_num_seqs: int, policy: str) -> tuple[Ba
     buckets = []
     low, high = 1, 1
     while low <= max_num_seqs:
-        longest = next((k for size, k in _MAX_K_BY_BATCH if high <= size), 2)
+        longest = longest_draft(high)
         arms = [Candidate(k, d) for k in DRAFT_LENGTHS if k <= longest for d in depths]
         arms.sort(key=lambda c: (c.num_speculative_tokens * c.draft_loops, c.draft_loops))
         candidates = (PLAIN, *arms)
