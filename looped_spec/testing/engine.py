@@ -7,11 +7,13 @@ from collections.abc import Sequence
 import torch
 
 from looped_spec.adapter import ModelAdapter
+from looped_spec.control.config import AdaptiveSpecConfig
 from looped_spec.control.plan import Candidate
 from looped_spec.control.static import StaticPolicy
 from looped_spec.runtime.attention import SdpaBackend
 from looped_spec.runtime.early_exit import ExitRule
 from looped_spec.runtime.engine import Engine
+from looped_spec.runtime.graphs import GraphBackend, padded_sizes, reachable_shapes
 from looped_spec.runtime.kv_cache import KVPool, blocks_for
 from looped_spec.runtime.request import Request
 from looped_spec.runtime.runner import ModelRunner
@@ -34,9 +36,15 @@ def make_engine(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     exit_rule: ExitRule | None = None,
+    graph_backend: GraphBackend | None = None,
+    async_scheduling: bool = False,
+    prefix_caching: bool = False,
 ) -> Engine:
     """Return an engine on the CPU in fp32 with a cache of `num_blocks` (default: enough for all
-    sequences)."""
+    sequences).
+
+    With a `graph_backend` its one candidate is captured, and plain decoding beside it.
+    """
     depth = full_loops or adapter.geometry.default_full_loops
     if exit_rule is not None:
         depth = exit_rule.max_loops
@@ -54,8 +62,13 @@ def make_engine(
         max_model_len=length,
         device=device,
         exit_rule=exit_rule,
+        graph_backend=graph_backend,
+        graph_sizes=padded_sizes(max_num_seqs),
     )
     candidate = Candidate(num_speculative_tokens, draft_loops).check(depth)
+    if graph_backend is not None:
+        config = AdaptiveSpecConfig.pinned(candidate, depth, max_num_seqs)
+        runner.capture(reachable_shapes(config, runner.graphs.sizes), show_progress=False)
     return Engine(
         runner,
         Scheduler(
@@ -64,11 +77,14 @@ def make_engine(
             max_num_seqs,
             max_num_batched_tokens,
             save_cache=runner.save_cache if exit_rule else None,
+            prefix_caching=prefix_caching,
+            prefixes_by_seed=not adapter.capabilities.seed_free,
         ),
         StaticPolicy(candidate),
         max_model_len=length,
         eos_token_ids=eos_token_ids,
         seed=seed,
+        async_scheduling=async_scheduling,
     )
 
 
