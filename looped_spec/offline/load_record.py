@@ -105,7 +105,7 @@ def timeline(run: LoadRun, bins: int = TIMELINE_BINS) -> dict[str, list[float | 
         for place in range(int(low), min(int(high), bins - 1) + 1):
             overlap = min(high, place + 1) - max(low, place)
             tokens[place] += step[3] * (overlap / (high - low) if high > low else 1.0)
-            if step[2]:
+            if step[2] and overlap > 0:
                 spans[place].append(step)
     return {
         "seconds": [(place + 0.5) * width for place in range(bins)],
