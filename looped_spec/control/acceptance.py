@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from looped_spec.control.acceptance_prior import AcceptancePrior
 from looped_spec.control.change import NONE, UP, ChangeDetector
 from looped_spec.control.goodput_settings import GoodputSettings
 from looped_spec.control.levels import DepthLevels
@@ -105,6 +106,27 @@ class AcceptanceModel:
         self._reached = [0] * len(sizes)
         self._since = 0
         self.trials_since_change = math.inf
+        self.couple()
+
+    def believe(self, prior: AcceptancePrior) -> None:
+        """Start from earlier counts, before anything is recorded: each depth's are worth as many
+        trials as the prior says, or as there were. Those of other depths are left out."""
+        seen = {}
+        for entry in prior.counts:
+            if entry.draft_loops not in self.depths:
+                continue
+            depth = self.depths.index(entry.draft_loops)
+            seen[depth] = (
+                entry.first_logit,
+                1.0 / max(DRIFT_INFORMATION * min(prior.trials, entry.trials[0]), 1e-9),
+            )
+            counts = zip(entry.accepted, entry.trials, strict=True)
+            for position, (accepted, trials) in enumerate(counts):
+                if position < len(self._trials[depth]) and trials:
+                    weight = min(prior.trials, trials)
+                    self._trials[depth][position] = weight
+                    self._hits[depth][position] = weight * accepted / trials
+        self.levels.believe(seen)
         self.couple()
 
     def record(self, depth: int, counts: list[int], hits: list[int]) -> int:

@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
+from looped_spec.control.acceptance_prior import AcceptancePrior
 from looped_spec.control.cost import CostTable
 from looped_spec.control.goodput_settings import GoodputSettings, check_number
 from looped_spec.control.plan import Candidate
@@ -89,6 +90,8 @@ class AdaptiveSpecConfig:
         policy: "goodput" (expected tokens per second), "ema" (acceptance thresholds) or "static"
             (each bucket's initial candidate).
         cost: measured round times; None means the ideal formula, corrected online.
+        acceptance_prior: what `goodput` believes of acceptance before the first round; None takes
+            `goodput.base_acceptance` and `depth_offsets`.
         ema_beta: weight of new feedback in the acceptance EMA.
         warmup_rounds: rounds of feedback that a candidate needs before `ema` moves from it.
         interval: rounds of feedback between two decisions of `ema`.
@@ -111,6 +114,7 @@ class AdaptiveSpecConfig:
     buckets: tuple[BatchBucket, ...]
     policy: str = "goodput"
     cost: CostTable | None = None
+    acceptance_prior: AcceptancePrior | None = None
     ema_beta: float = 0.15
     warmup_rounds: int = 8
     interval: int = 8
@@ -147,6 +151,8 @@ class AdaptiveSpecConfig:
         for depth, gain in self.depth_offsets or ():
             check_int("depth of depth_offsets", depth, 1, self.full_loops - 1)
             check_number("gain of depth_offsets", gain, -20.0, 20.0)
+        for entry in self.acceptance_prior.counts if self.acceptance_prior else ():
+            check_int("draft_loops of acceptance_prior", entry.draft_loops, 1, self.full_loops - 1)
 
     def _check_buckets(self) -> None:
         if not self.buckets:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any
 
+from looped_spec.control.acceptance_prior import AcceptancePrior
 from looped_spec.control.config import AdaptiveSpecConfig, BatchBucket
 from looped_spec.control.cost import CostTable
 from looped_spec.control.goodput_settings import GoodputSettings
@@ -22,6 +23,8 @@ def config_document(config: AdaptiveSpecConfig) -> dict[str, Any]:
         document[f.name] = getattr(config, f.name)
     document["buckets"] = [_bucket_document(bucket) for bucket in config.buckets]
     document["cost"] = None if config.cost is None else config.cost.to_json()
+    prior = config.acceptance_prior
+    document["acceptance_prior"] = None if prior is None else prior.to_json()
     document["goodput"] = asdict(config.goodput)
     document["padded_batch_sizes"] = list(config.padded_batch_sizes)
     if config.depth_offsets is not None:
@@ -47,6 +50,8 @@ def read_config(document: Mapping[str, Any]) -> AdaptiveSpecConfig:
     values["buckets"] = tuple(_read_bucket(b) for b in _list(document, "buckets"))
     if values.get("cost") is not None:
         values["cost"] = CostTable.from_json(values["cost"])
+    if values.get("acceptance_prior") is not None:
+        values["acceptance_prior"] = AcceptancePrior.from_json(values["acceptance_prior"])
     if "goodput" in values:
         if not isinstance(values["goodput"], Mapping):
             raise ConfigError(f"goodput must be a JSON object, got {values['goodput']!r:.40}")

@@ -49,6 +49,8 @@ class GoodputPolicy:
                 depth = candidate.draft_loops
                 longest[depth] = max(longest.get(depth, 0), candidate.num_speculative_tokens)
         self._acceptance = AcceptanceModel(longest, settings, _levels(config, sorted(longest)))
+        if config.acceptance_prior is not None:
+            self._acceptance.believe(config.acceptance_prior)
         self._number = {depth: number for number, depth in enumerate(sorted(longest))}
         self._prospects = Prospects(self._acceptance, self._correction, settings.optimism)
         self._explorer = Explorer(
@@ -320,6 +322,11 @@ class GoodputPolicy:
             notes.append("no cost table: costs are those of the ideal formula until measured")
         elif cost.mismatch is not None:
             notes.append(f"the cost table is only a guess, {cost.mismatch}")
+        prior = self._config.acceptance_prior
+        if prior is not None:
+            notes.append(
+                f"acceptance starts from earlier measurements, worth {prior.trials:g} trials"
+            )
         tax = self._correction.off_tax()
         if tax > WORTH_A_NOTE and cost is not None:
             notes.append(

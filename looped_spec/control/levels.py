@@ -45,9 +45,36 @@ class DepthLevels:
             [shared + own if row == column else shared for column in range(size)]
             for row in range(size)
         ]
+        self._shared, self._own = shared, own
         self._active = -1
         self._x = self._variance = 0.0
         self._drifted = 0.0
+
+    def believe(self, seen: Mapping[int, tuple[float, float]]) -> None:
+        """Start from depth -> (log-odds, variance) seen on other workloads, before any observation.
+
+        That is evidence of what all depths share and of each depth's own part, each as uncertain
+        as its variance says: seeing many depths of one workload does not make the workload a more
+        usual one. A depth that was not seen moves as those that were did on average.
+        """
+        if not seen:
+            return
+        shared, own = self._shared, self._own
+        prior = shared + own
+        shifts = {
+            depth: prior / (prior + variance) * (logits - self._means[depth])
+            for depth, (logits, variance) in seen.items()
+        }
+        usual = math.fsum(shifts.values()) / len(shifts)
+        self._means = [m + shifts.get(depth, usual) for depth, m in enumerate(self._means)]
+        least = min(variance for _, variance in seen.values())
+        common = 1.0 / (1.0 / shared + 1.0 / least)
+        for depth, row in enumerate(self._rows):
+            row[:] = [common] * len(row)
+            alone = own
+            if depth in seen:
+                alone = 1.0 / (1.0 / own + 1.0 / seen[depth][1])
+            row[depth] += alone
 
     def observe(self, depth: int, trials: int, hits: int) -> None:
         """Take in that `hits` of `trials` first drafts of a depth were accepted."""
