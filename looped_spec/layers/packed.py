@@ -101,6 +101,8 @@ class HalfPacked(Packed):
         """Take FBGEMM's object, which holds the weight divided by `scale`."""
         self._packed = packed
         self._scale = scale
+        # Not a number of Python: torch would make a tensor of it in every call.
+        self._factor = torch.tensor(scale, dtype=torch.float32)
         self._num_bytes = num_bytes
 
     @classmethod
@@ -119,7 +121,7 @@ class HalfPacked(Packed):
         """Multiply and undo the scale, which as a power of two rounds nothing."""
         out: Tensor = torch.ops.quantized.linear_dynamic_fp16(x, self._packed)
         if self._scale != 1.0:
-            out.mul_(self._scale)
+            out.mul_(self._factor)
         return out if bias is None else out.add_(bias)
 
     def unpack(self) -> Tensor:

@@ -15,12 +15,21 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from looped_spec.errors import ConfigError, UnsupportedError
-from looped_spec.layers.packed import PACKINGS, PackedLinear, can_pack, use_packed, use_transposed
+from looped_spec.layers.packed import (
+    PACKINGS,
+    HalfPacked,
+    PackedLinear,
+    can_pack,
+    use_packed,
+    use_transposed,
+)
 from looped_spec.options import CPU_LINEARS
 
 logger = logging.getLogger(__name__)
 
 AUTO, PLAIN, TRANSPOSED = CPU_LINEARS[:3]
+# Half the memory, and bits that do not depend on the batch, are worth as much as some time.
+_PREFERRED = (HalfPacked.name, *(way for way in CPU_LINEARS[1:] if way != HalfPacked.name))
 
 # Rows of a pass: a lone request, its drafts being checked, a full batch, a batch being checked.
 _ROWS = (1, 4, 8, 32)
@@ -29,10 +38,9 @@ _GAIN = 0.1
 _REPEATS = 5
 # A matrix that is smaller than this is not worth a choice, and adapters read such weights directly.
 _SMALLEST = 1 << 12
-# What is measured reads this much in turn, as a model does: one matrix alone would stay in the
-# cache of a core. Of a larger one some rows are measured, since time is proportional to them.
+# What is measured reads so much in turn, or as much as the model has: one matrix alone would stay
+# in the cache of a core. Of a larger one some rows are measured: time is proportional to them.
 _MEASURED_BYTES = 1 << 24
-_MOST_COPIES = 8
 
 Scores = Mapping[str, float]
 """For each way that works here its time by that of the plain one, mean of the ratios over rows."""
@@ -96,7 +104,9 @@ def arrange_linears(module: nn.Module, way: str = AUTO) -> LinearReport:
         for layer in layers.values():
             size = layer.weight.shape[0], layer.weight.shape[1]
             if size not in scores:
-                scores[size] = measure(*size, layer.weight.dtype, torch.get_num_threads())
+                scores[size] = measure(
+                    *size, layer.weight.dtype, torch.get_num_threads(), _measured_bytes(before)
+                )
 
     def arrange(item: tuple[str, nn.Linear]) -> str:
         name, layer = item
@@ -135,17 +145,26 @@ def ranked(scores: Scores) -> list[str]:
 
 
 @functools.cache
-def measure(out_features: int, in_features: int, dtype: torch.dtype, num_threads: int) -> Scores:
-    """Time every way for a weight of this shape; PyTorch must be set to `num_threads` threads."""
+def measure(
+    out_features: int,
+    in_features: int,
+    dtype: torch.dtype,
+    num_threads: int,
+    num_bytes: int = _MEASURED_BYTES,
+) -> Scores:
+    """Time every way for weights of this shape, as many as take `num_bytes`.
+
+    PyTorch must be set to `num_threads` threads.
+    """
     assert torch.get_num_threads() == num_threads
     row_bytes = in_features * dtype.itemsize
-    rows = min(out_features, max(_MEASURED_BYTES // row_bytes, 64))
-    copies = max(1, min(_MOST_COPIES, _MEASURED_BYTES // (rows * row_bytes)))
+    rows = min(out_features, max(num_bytes // row_bytes, 64))
+    copies = max(1, num_bytes // (rows * row_bytes))
     generator = torch.Generator().manual_seed(0)
     with torch.inference_mode():
-        # bf16 numbers, which all ways can hold
+        # bf16 numbers as of a model, which all ways can hold
         weights = [
-            torch.randn(rows, in_features, generator=generator).bfloat16().to(dtype)
+            (0.02 * torch.randn(rows, in_features, generator=generator)).bfloat16().to(dtype)
             for _ in range(copies)
         ]
         inputs = [torch.randn(n, 1, in_features, generator=generator).to(dtype) for n in _ROWS]
@@ -157,21 +176,27 @@ def measure(out_features: int, in_features: int, dtype: torch.dtype, num_threads
                     start = time.perf_counter()
                     for call in of_way:
                         call(x)
-                    seconds = time.perf_counter() - start
-                    best[way, len(x)] = min(seconds, best.get((way, len(x)), seconds))
+                    taken = time.perf_counter() - start
+                    best[way, len(x)] = min(taken, best.get((way, len(x)), taken))
     return {way: sum(best[way, n] / best[PLAIN, n] for n in _ROWS) / len(_ROWS) for way in calls}
+
+
+def _measured_bytes(model_bytes: int) -> int:
+    """Return how much to read in turn for a model whose layers take so many bytes."""
+    return min(1 << max(model_bytes - 1, 0).bit_length(), _MEASURED_BYTES)
 
 
 Call = Callable[[Tensor], Tensor]
 
 
 def _usable_calls(weights: Sequence[Tensor], x: Tensor) -> dict[str, list[Call]]:
-    """Return for each way that works here the products with `weights`."""
+    """Return the products with `weights` for each way that works here."""
     calls: dict[str, list[Call]] = {}
-    for way in CPU_LINEARS[1:]:
+    want = F.linear(x, weights[0])
+    for way in _PREFERRED:
         try:
             made = [_call(way, weight) for weight in weights]
-            same = torch.allclose(made[0](x), F.linear(x, weights[0]), rtol=0.1, atol=1.0)
+            same = torch.allclose(made[0](x), want, rtol=0.1, atol=0.1)
         except Exception as error:  # whatever a kernel raises where it is missing
             logger.debug("cpu_linear %s does not work here: %s", way, error)
             continue
