@@ -75,14 +75,15 @@ class DecodeBatch:
     """What the host knows of the batch in a `RowState`, so that it writes only what changed.
 
     What is known is used only where it equals what the requests say now, so nobody has to tell of
-    joins, ends, preemptions or failures.
+    joins, ends, preemptions or failures. A request is itself, whatever number it has.
     """
 
     def __init__(self, state: RowState, vocab_size: int, device: torch.device) -> None:
         self._state = state
         self._vocab_size = vocab_size
         self._device = device
-        self._members: tuple[list[int], list[int]] | None = None
+        self._members: list[Request] = []
+        self._rows: list[int] = []
         self._starts: tuple[list[int], list[int]] | None = None
         self._mode = SamplingMode.GREEDY
 
@@ -92,8 +93,8 @@ class DecodeBatch:
         With `follows` a round of them that the host has not read yet has written where they start;
         otherwise they start from what they say.
         """
-        members = [r.request_id for r in requests], [r.row for r in requests]
-        if members != self._members:
+        rows = [request.row for request in requests]
+        if requests != self._members or rows != self._rows:
             limits = [request.max_cached_tokens for request in requests]
             batch = upload_batch(requests, limits, self._vocab_size, self._device)
             sampling = batch.sampling
@@ -102,7 +103,8 @@ class DecodeBatch:
                 torch.stack((batch.limits, sampling.seeds, sampling.top_k)),
                 torch.stack((sampling.temperature, sampling.top_p, sampling.min_p)),
             )
-            self._members, self._starts, self._mode = members, None, batch.mode
+            self._members, self._rows, self._mode = list(requests), rows, batch.mode
+            self._starts = None
         if not follows:
             starts = [r.last_token for r in requests], [r.num_tokens - 1 for r in requests]
             if starts != self._starts:
@@ -116,4 +118,4 @@ class DecodeBatch:
 
     def forget(self) -> None:
         """Write the batch anew next time."""
-        self._members = self._starts = None
+        self._members, self._rows, self._starts = [], [], None
