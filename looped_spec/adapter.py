@@ -107,6 +107,8 @@ class Capabilities:
         resumable: a shallow run is a prefix of a deep run, so verification may continue from
             drafted states.
         shadow_depths: the readout of an intermediate state is meaningful and disturbs no KV plane.
+        seed_free: no stage reads `StageContext.seeds`, nor the seeds of `per_row`, so requests of
+            different seeds may share what was computed of the same beginning of their prompts.
         non_kv_state: a name for per-request state beside the KV planes, which the core cannot roll
             back yet and therefore refuses; None if there is none.
     """
@@ -114,6 +116,7 @@ class Capabilities:
     early_exit: tuple[ExitCriterion, ...] = ()
     resumable: bool = True
     shadow_depths: bool = False
+    seed_free: bool = False
     non_kv_state: str | None = None
 
 

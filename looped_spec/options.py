@@ -93,6 +93,11 @@ class EngineOptions:
     max_num_batched_tokens: int = _option(
         2048, "most prompt tokens computed in one step, less those that decode"
     )
+    enable_prefix_caching: bool | None = _option(
+        None,
+        "let a request take over what an earlier one has computed of the same beginning of a "
+        "prompt, in whole blocks; default: in a server, not elsewhere",
+    )
     block_size: int | None = _option(
         None,
         "tokens per block of the key/value cache; default: what the attention backend suits, 16 or "
@@ -161,6 +166,10 @@ class EngineOptions:
         ):
             if getattr(self, name) is not None or self._default(name) is not None:
                 check_int(name, getattr(self, name), low, high)
+        if self.enable_prefix_caching not in (None, True, False):
+            raise ConfigError(
+                f"enable_prefix_caching must be True or False, got {self.enable_prefix_caching!r}"
+            )
         for name, known in (
             ("policy", (None, *POLICIES)),
             ("load_format", ("auto", "dummy")),

@@ -30,6 +30,11 @@ _SPECULATION = (
     "speculative_config",
 )
 _OWN_FLAGS: dict[str, dict[str, Any]] = {
+    "enable_prefix_caching": {
+        "action": argparse.BooleanOptionalAction,
+        "help": "let a request take over what an earlier one has computed of the same beginning of "
+        "a prompt, in whole blocks; or never; default: in a server, not elsewhere",
+    },
     "speculative_adaptive": {
         "action": argparse.BooleanOptionalAction,
         "help": "choose K and d anew for each round, even for a model that suggests no "

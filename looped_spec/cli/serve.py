@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         from looped_spec.runtime.llm import LLM
 
         with console.stdout_for_ours_alone():
-            return LLM(args.model, **engine)
+            return LLM(args.model, **{"enable_prefix_caching": True, **engine})
 
     with console.log_level(args.verbose), memory_errors():
         server = serve(load, options, _default_name(args.model), console.note)

@@ -157,6 +157,7 @@ class Engine:
         current, self._in_flight = self._in_flight, None
         if not self._is_clean:
             self.runner.clean_cache()
+            self.scheduler.forget_prefixes()
         self._is_clean = False  # until this step has ended well
         touched: list[Request] = []
         if current is not None and not current.live():
@@ -305,7 +306,7 @@ class Engine:
         tokens = self.runner.prefill(chunks)
         _check_finite([chunk.request for chunk in chunks], tokens)
         for chunk, token in zip(chunks, tokens, strict=True):
-            chunk.request.num_computed = chunk.stop
+            self.scheduler.note_computed(chunk.request, chunk.stop)
             if token is not None:
                 chunk.request.status = Status.DECODING
                 self._commit(chunk.request, [token])

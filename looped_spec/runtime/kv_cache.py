@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -15,33 +16,101 @@ request."""
 
 
 class BlockAllocator:
-    """Hands out block ids. All or nothing: a request never holds a part of what it asked for."""
+    """Hands out block ids. All or nothing: a request never holds a part of what it asked for.
 
-    def __init__(self, num_blocks: int, held: Collection[int] = ()) -> None:
-        """Manage blocks 1..`num_blocks`, of which `held` are given out already; block 0 is the
-        trash block on top of them."""
+    A block that was published under a hash keeps its contents when it is free, and can be taken
+    again by that hash, by several requests at once; they must not write it. Such blocks are given
+    out anew when no others are left, those first that were free for longest.
+    """
+
+    def __init__(self, num_blocks: int, held: Iterable[int] = ()) -> None:
+        """Manage blocks 1..`num_blocks`, of which `held` are given out already, once for each time
+        that they occur; block 0 is the trash block on top of them."""
         self.num_blocks = num_blocks
-        self._used = set(held)
-        self._free = [block for block in range(num_blocks, 0, -1) if block not in self._used]
+        self._holders = Counter(held)
+        self._free = [block for block in range(num_blocks, 0, -1) if block not in self._holders]
+        self._idle: OrderedDict[int, None] = OrderedDict()  # free, with contents; oldest first
+        self._by_hash: dict[bytes, int] = {}
+        self._hashes: dict[int, bytes] = {}
 
     @property
     def num_free(self) -> int:
-        """How many blocks are free."""
-        return len(self._free)
+        """How many blocks are held by nobody."""
+        return len(self._free) + len(self._idle)
+
+    @property
+    def num_published(self) -> int:
+        """How many blocks can be found by a hash."""
+        return len(self._hashes)
 
     def allocate(self, count: int) -> list[int] | None:
-        """Take `count` blocks, or None (and take nothing) if there are not that many."""
-        if count > len(self._free):
+        """Take `count` blocks to write to, or None (and take nothing) if there are not that
+        many."""
+        if count > self.num_free:
             return None
-        taken = [self._free.pop() for _ in range(count)]
-        self._used.update(taken)
+        taken = [self._free.pop() if self._free else self._evict() for _ in range(count)]
+        for block in taken:
+            self._holders[block] = 1
         return taken
 
     def free(self, blocks: Sequence[int]) -> None:
-        """Give blocks back; each must have been allocated exactly once."""
-        for block in blocks:
-            self._used.remove(block)
-            self._free.append(block)
+        """Give blocks of a request back, in the order of its tokens."""
+        for block in reversed(blocks):  # what comes later in a text is of use to fewer
+            holders = self._holders[block] - 1
+            if holders < 0:
+                raise KeyError(block)
+            if holders:
+                self._holders[block] = holders
+                continue
+            del self._holders[block]
+            if block in self._hashes:
+                self._idle[block] = None
+            else:
+                self._free.append(block)
+
+    def find(self, hashes: Iterable[bytes]) -> list[int]:
+        """Return the blocks published under `hashes`, up to the first that is not."""
+        found = []
+        for one in hashes:
+            block = self._by_hash.get(one)
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def claim(self, shared: Sequence[int], count: int, spare: int = 0) -> list[int] | None:
+        """Take published blocks, whoever else holds them, and `count` others to write to; None (and
+        take nothing) unless that leaves `spare` free."""
+        idle = sum(block in self._idle for block in shared)
+        if count + spare > self.num_free - idle:
+            return None
+        for block in shared:  # first, so that none of them is given out anew
+            self._idle.pop(block, None)
+            self._holders[block] += 1
+        others = None
+        try:
+            others = self.allocate(count)
+        finally:
+            if others is None:
+                self.free(shared)
+        return None if others is None else [*shared, *others]
+
+    def publish(self, block: int, block_hash: bytes) -> None:
+        """Let a held block that is written for good be found; the first under a hash stays."""
+        if self._by_hash.setdefault(block_hash, block) == block:
+            self._hashes[block] = block_hash
+
+    def forget(self) -> None:
+        """Let no block be found any more."""
+        self._free += self._idle
+        self._idle.clear()
+        self._by_hash.clear()
+        self._hashes.clear()
+
+    def _evict(self) -> int:
+        block, _ = self._idle.popitem(last=False)
+        del self._by_hash[self._hashes.pop(block)]
+        return block
 
 
 class KVPool:

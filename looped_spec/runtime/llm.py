@@ -158,6 +158,8 @@ class LLM:
             opts.max_num_batched_tokens,
             # Computing a prompt again at full depth would undo the exits of the tokens behind it.
             save_cache=runner.save_cache if plan.exit_rule else None,
+            prefix_caching=bool(opts.enable_prefix_caching),
+            prefixes_by_seed=not loaded.adapter.capabilities.seed_free,
         )
         return Engine(
             runner,
@@ -340,9 +342,15 @@ class LLM:
         prompt = self.get_tokenizer().apply_chat_template(messages, **(chat_template_kwargs or {}))
         return self.generate(prompt, sampling_params, use_tqdm)
 
+    def reset_prefix_cache(self) -> None:
+        """Let later requests compute all of their prompts; what runs is left alone."""
+        with self._lock:
+            self.engine.scheduler.forget_prefixes()
+
     def stats(self) -> dict[str, Any]:
         """Return the engine's counts since it was made, and what chooses (K, d) and why."""
         metrics, scheduler, policy = self.engine.metrics, self.engine.scheduler, self.policy
+        prefixes = scheduler.prefix_cache
         return {
             "num_rounds": metrics.num_rounds,
             "num_loop_rows": metrics.num_loop_rows,
@@ -354,6 +362,7 @@ class LLM:
             "num_preemptions": scheduler.num_preemptions,
             "num_free_blocks": scheduler.allocator.num_free,
             "num_blocks": scheduler.allocator.num_blocks,
+            "prefix_cache": dataclasses.asdict(prefixes) if prefixes else None,
             "num_discarded_rounds": self.engine.num_discarded_rounds,
             "graphs": self.engine.runner.graphs.stats.as_dict(),
             "num_switches": metrics.num_switches,

@@ -162,7 +162,10 @@ class CompletionOutput:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A request and what came of it; `outputs` has one entry."""
+    """A request and what came of it; `outputs` has one entry.
+
+    `num_cached_tokens` tokens of the prompt were computed by earlier requests already.
+    """
 
     request_id: int
     prompt: str | None
@@ -170,6 +173,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     finished: bool
     metrics: RequestMetrics
+    num_cached_tokens: int = 0
 
 
 @dataclass(frozen=True)

@@ -44,8 +44,10 @@ class Status(enum.Enum):
 class Request:
     """State of one request.
 
-    The scheduler gives and takes `blocks` and `row`, the runner notes how many of the blocks its
-    table holds, and the engine commits tokens. Their text is made when somebody asks for it, when
+    The scheduler gives and takes `blocks` and `row`, keeps `block_hashes`, `num_published` and
+    `prefix_epoch` for itself, and says in `num_cached_tokens` how much of the prompt it did not
+    have to compute; the runner notes how many of the blocks its table holds, and the engine commits
+    tokens. Their text is made when somebody asks for it, when
     the request ends, and with every token only where a stop string may end it.
     """
 
@@ -77,6 +79,10 @@ class Request:
         self.row = -1
         self.num_table_blocks = 0
         self.saved_cache: object | None = None
+        self.block_hashes: list[bytes] | None = None  # of its prompt's full blocks, made on demand
+        self.num_published = 0
+        self.prefix_epoch = -1
+        self.num_cached_tokens = 0
         self.metrics = RequestMetrics()
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
@@ -183,6 +189,7 @@ class Request:
             [completion],
             self.finish_reason is not None,
             self.metrics,
+            self.num_cached_tokens,
         )
 
     def _decode(self) -> None:

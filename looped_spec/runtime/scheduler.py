@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from looped_spec.errors import CapacityError
 from looped_spec.runtime.kv_cache import BlockAllocator, blocks_for
+from looped_spec.runtime.prefix_cache import PrefixCacheStats, hash_blocks
 from looped_spec.runtime.request import Request, Status
 
 
@@ -44,11 +45,16 @@ class Scheduler:
         max_num_seqs: int,
         max_num_batched_tokens: int,
         save_cache: Callable[[Request], object] | None = None,
+        *,
+        prefix_caching: bool = False,
+        prefixes_by_seed: bool = True,
     ) -> None:
         """Manage `num_blocks` blocks.
 
         `save_cache` copies away what a preempted request has computed, where computing it again
-        could give another result; without it, preemption is by recompute.
+        could give another result; without it, preemption is by recompute. With `prefix_caching` a
+        request takes over the full blocks at the beginning of its prompt that an earlier one has
+        computed; with `prefixes_by_seed` only one of the same seed.
         """
         self.block_size = block_size
         self.max_num_batched_tokens = max_num_batched_tokens
@@ -56,6 +62,9 @@ class Scheduler:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []
         self.num_preemptions = 0
+        self.prefix_cache = PrefixCacheStats() if prefix_caching else None
+        self._prefixes_by_seed = prefixes_by_seed
+        self._prefix_epoch = 0
         self._save_cache = save_cache
         self._num_rows = max_num_seqs
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
@@ -158,6 +167,23 @@ class Scheduler:
         request.saved_cache = None
         request.status = Status.FINISHED
 
+    def note_computed(self, request: Request, num_tokens: int) -> None:
+        """Take note that the first `num_tokens` tokens of a request are computed at full depth, in
+        every plane; call it once that is known to have gone well."""
+        request.num_computed = num_tokens
+        if request.prefix_epoch != self._prefix_epoch or request.block_hashes is None:
+            return
+        full = min(num_tokens // self.block_size, len(request.block_hashes))
+        for place in range(request.num_published, full):
+            self.allocator.publish(request.blocks[place], request.block_hashes[place])
+        request.num_published = max(request.num_published, full)
+
+    def forget_prefixes(self) -> None:
+        """Give no computed prompt to later requests: those of today may not be sound. What runs
+        keeps what it has, and publishes nothing any more."""
+        self.allocator.forget()
+        self._prefix_epoch += 1
+
     @contextlib.contextmanager
     def alone(self, request: Request) -> Iterator[None]:
         """Let only `request` take part in steps for a while; the others keep their places and what
@@ -188,6 +214,7 @@ class Scheduler:
         self.waiting = deque(r for r in self.waiting if r.status is Status.WAITING)
         self.running = [r for r in self.running if r.status is not Status.FINISHED]
         held = [block for request in self.running for block in request.blocks]
+        self._prefix_epoch += 1  # the books of the prefixes may be in the middle of something too
         self.allocator = BlockAllocator(self.allocator.num_blocks, held)
         rows = {request.row for request in self.running}
         self._free_rows = [row for row in range(self._num_rows - 1, -1, -1) if row not in rows]
@@ -198,10 +225,14 @@ class Scheduler:
             # With room for its first round too: it would be preempted at once for want of it, and
             # a victim would take back the memory that it has just given.
             tokens = min(request.num_tokens + 1 + num_speculative_tokens, request.max_cached_tokens)
-            if blocks_for(tokens, self.block_size) > self.allocator.num_free:
+            found = self._find_prefix(request)
+            wanted = blocks_for(request.num_tokens, self.block_size)
+            room = blocks_for(tokens, self.block_size)
+            blocks = self.allocator.claim(found, wanted - len(found), room - wanted)
+            if blocks is None:
                 return
-            if not self._grow(request, request.num_tokens):  # before anything that must be undone
-                return
+            request.blocks, request.capacity = blocks, len(blocks) * self.block_size
+            self._start_from_prefix(request, len(found))
             self.waiting.popleft()
             request.row = self._free_rows.pop()
             self.running.append(request)
@@ -210,6 +241,28 @@ class Scheduler:
                 continue
             request.status = Status.PREFILLING
             budget = self._add_chunk(step, request, budget)
+
+    def _find_prefix(self, request: Request) -> list[int]:
+        """Return computed blocks for the beginning of a prompt; at least one token is left to
+        compute, for the logits of the next."""
+        if self.prefix_cache is None or request.saved_cache is not None:
+            return []
+        if request.block_hashes is None:
+            seed = request.seed if self._prefixes_by_seed else None
+            request.block_hashes = hash_blocks(request.prompt_token_ids, self.block_size, seed)
+        most = (request.num_tokens - 1) // self.block_size
+        return self.allocator.find(request.block_hashes[:most])
+
+    def _start_from_prefix(self, request: Request, num_blocks: int) -> None:
+        if self.prefix_cache is None or request.saved_cache is not None:
+            return
+        request.num_computed = num_blocks * self.block_size
+        request.num_published = num_blocks
+        request.prefix_epoch = self._prefix_epoch
+        if not request.metrics.num_preemptions:
+            request.num_cached_tokens = request.num_computed
+            self.prefix_cache.num_queries += len(request.prompt_token_ids)
+            self.prefix_cache.num_hits += request.num_computed
 
     def _add_chunk(self, step: Schedule, request: Request, budget: int) -> int:
         stop = min(request.num_tokens, request.num_computed + budget)

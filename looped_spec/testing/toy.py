@@ -94,6 +94,7 @@ class ToyAdapter(ModelAdapter):
         self.capabilities = Capabilities(
             early_exit=(ExitCriterion("gate", default_threshold=1.0, monotone=True),),
             resumable=not self.config["depth_conditioned"],
+            seed_free=True,
         )
         self.geometry = LoopGeometry(
             default_full_loops=self.config["full_loops"],

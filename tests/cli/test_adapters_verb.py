@@ -47,6 +47,7 @@ def test_json_has_every_field_of_a_good_plugin(site: FakeSite) -> None:
             "early_exit": [dataclasses.asdict(ExitCriterion("gate", 0.5))],
             "resumable": True,
             "shadow_depths": True,
+            "seed_free": False,
             "non_kv_state": None,
         },
         "demo": "demo:fake_toy",

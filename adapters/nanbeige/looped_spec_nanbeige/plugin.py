@@ -5,7 +5,9 @@ from __future__ import annotations
 from looped_spec.adapter import AdapterSpec, Capabilities
 from looped_spec.hooks import hookimpl
 
-CAPABILITIES = Capabilities(early_exit=(), resumable=True, shadow_depths=True)
+CAPABILITIES = Capabilities(
+    early_exit=(), resumable=True, shadow_depths=True, seed_free=True
+)
 
 
 @hookimpl

@@ -9,6 +9,7 @@ CAPABILITIES = Capabilities(
     early_exit=(ExitCriterion("gate", default_threshold=1.0, monotone=True),),
     resumable=True,
     shadow_depths=True,
+    seed_free=True,
 )
 
 

@@ -79,6 +79,7 @@ class RecordChecks(ConformanceBase):
         assert set(can.early_exit) <= set(said.early_exit)
         assert said.resumable or not can.resumable
         assert said.shadow_depths or not can.shadow_depths
+        assert said.seed_free or not can.seed_free
 
     def test_bundled_presets_are_objects_in_json(self, spec: AdapterSpec | None) -> None:
         package = given(spec).preset_package

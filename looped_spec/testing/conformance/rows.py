@@ -57,6 +57,17 @@ class RowChecks(ConformanceBase):
                     self.assert_close(other[number], expected, "states of two chunkings")
                 self.assert_close(expected[0], expected[2], "states of requests of one seed")
 
+    def test_a_seed_free_model_gives_the_same_logits_for_every_seed(
+        self, adapter: ModelAdapter
+    ) -> None:
+        if not adapter.capabilities.seed_free:
+            pytest.skip("capability seed_free: not declared")
+        tokens = self.sample_tokens(adapter, 1, _TOKENS)
+        one, other = (
+            StageBench(adapter, seeds=(seed,)).logits(tokens, [6, 1, 2]) for seed in (0, 1)
+        )
+        self.assert_close(other, one, "logits under two seeds")
+
     def test_logits_do_not_depend_on_other_rows(self, adapter: ModelAdapter) -> None:
         tokens = self.sample_tokens(adapter, 3, _TOKENS)
         together = StageBench(adapter, seeds=_SEEDS).logits(tokens, [6, 1, 2])

@@ -73,6 +73,16 @@ class AllLogits(BrokenToy):
         return self.module.norm(self.module.coda(state[0], 1, ctx)) @ self.module.embed.weight.T
 
 
+class SeedsAfterAll(BrokenToy):
+    """The initial state is drawn by the seed, although nothing is said to depend on it."""
+
+    caught_by = ("test_a_seed_free_model_gives_the_same_logits_for_every_seed",)
+
+    def prelude(self, tokens: Tensor, ctx: StageContext) -> LoopState:
+        hidden, embedded = super().prelude(tokens, ctx)
+        return hidden + ctx.seeds[:, None, None] % 7, embedded
+
+
 class RunAnewAndStillWrong(HeadOverRows):
     """The same, where verification runs from the prelude."""
 
@@ -131,6 +141,7 @@ FAULTS = (
     PositionsFromZero,
     PositionTable,
     AllLogits,
+    SeedsAfterAll,
     RunAnewAndStillWrong,
     StateWithoutRows,
     InPlace,
