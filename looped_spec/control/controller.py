@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +14,15 @@ from looped_spec.control.fixed import FixedPolicy
 from looped_spec.control.goodput import GoodputPolicy
 from looped_spec.control.plan import Candidate, RoundFeedback, SpeculationPlan
 from looped_spec.control.policy import CandidatePolicy, Issued
-from looped_spec.control.stats import MAX_RUNS, MAX_SWITCHES, ControllerStats, PlanRun, Switch
+from looped_spec.control.stats import (
+    MAX_RUNS,
+    MAX_SWITCHES,
+    ControllerStats,
+    Direction,
+    PlanRun,
+    Switch,
+    SwitchCount,
+)
 from looped_spec.errors import ConfigError
 
 MAX_PENDING = 64
@@ -67,7 +75,7 @@ class AdaptiveController:
         self._run: list[Any] = [0, -1, None, False, 0]
         self._runs: deque[PlanRun] = deque(maxlen=MAX_RUNS)
         self._switches: deque[Switch] = deque(maxlen=MAX_SWITCHES)
-        self._num_switches = 0
+        self._switch_counts: Counter[tuple[int, Direction]] = Counter()
         self._feedback = self._stale = self._invalid = 0
         self._off_rounds = self._probe_rounds = 0
 
@@ -163,7 +171,11 @@ class AdaptiveController:
             invalid_feedback=self._invalid,
             off_rounds=off,
             probe_rounds=probes,
-            num_switches=self._num_switches,
+            num_switches=self._switch_counts.total(),
+            switch_counts=tuple(
+                SwitchCount(bucket, direction, count)
+                for (bucket, direction), count in sorted(self._switch_counts.items())
+            ),
             switches=tuple(self._switches),
             history=tuple(runs),
             policy=self._policy.counters(),
@@ -254,8 +266,9 @@ class AdaptiveController:
         self._run = [plan_id, bucket, candidate, probe, 1]
         if not probe:
             if self._running is not None and candidate != self._running:
-                self._num_switches += 1
-                self._switches.append(Switch(plan_id, bucket, self._running, candidate, reason))
+                switch = Switch(plan_id, bucket, self._running, candidate, reason)
+                self._switch_counts[bucket, switch.direction] += 1
+                self._switches.append(switch)
             self._running = candidate
 
     def _off_part(self, run: PlanRun) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from looped_spec.control.plan import Candidate
 
 MAX_SWITCHES = 256
 MAX_RUNS = 256
+
+Direction = Literal["up", "down"]
 
 
 class Switch(NamedTuple):
@@ -19,6 +21,23 @@ class Switch(NamedTuple):
     previous: Candidate
     candidate: Candidate
     reason: str
+
+    @property
+    def direction(self) -> Direction:
+        """Up to a longer draft, or a deeper one of the same length, else down."""
+
+        def size(candidate: Candidate) -> tuple[int, int]:
+            return candidate.num_speculative_tokens, candidate.draft_loops
+
+        return "up" if size(self.candidate) > size(self.previous) else "down"
+
+
+class SwitchCount(NamedTuple):
+    """How many switches a batch bucket had, all of them, in one direction."""
+
+    bucket: int
+    direction: Direction
+    count: int
 
 
 class PlanRun(NamedTuple):
@@ -43,6 +62,7 @@ class ControllerStats:
         off_rounds: plans with K = 0, where there was something else to choose.
         probe_rounds: plans that were probes.
         num_switches: changes of candidate, all of them.
+        switch_counts: the same for each bucket and direction that had any.
         switches: the last `MAX_SWITCHES` of them.
         history: the last `MAX_RUNS` runs of equal plans.
         policy: what the policy counts itself, such as "probe_cost_rounds".
@@ -55,6 +75,7 @@ class ControllerStats:
     off_rounds: int
     probe_rounds: int
     num_switches: int
+    switch_counts: tuple[SwitchCount, ...]
     switches: tuple[Switch, ...]
     history: tuple[PlanRun, ...]
     policy: dict[str, float]
@@ -70,6 +91,7 @@ class ControllerStats:
             }
             for switch in self.switches
         ]
+        document["switch_counts"] = [one._asdict() for one in self.switch_counts]
         document["history"] = [
             {**run._asdict(), "candidate": list_of(run.candidate)} for run in self.history
         ]

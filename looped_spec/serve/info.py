@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from typing import TYPE_CHECKING, Any
@@ -47,6 +48,9 @@ class ServerInfo:
             "num_blocks": snapshot.num_blocks,
             "num_free_blocks": snapshot.num_free_blocks,
             "num_preemptions": snapshot.num_preemptions,
+            "prefix_cache": (
+                dataclasses.asdict(snapshot.prefix_cache) if snapshot.prefix_cache else None
+            ),
             "num_generation_tokens": front.latencies.num_generation_tokens,
             "failed_answers": snapshot.failed_answers,
         }

@@ -9,7 +9,6 @@ from prometheus_client import generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from looped_spec.control.plan import Candidate
-from looped_spec.control.stats import Switch
 from looped_spec.serve.latencies import Latencies
 from looped_spec.serve.snapshot import EngineSnapshot
 from looped_spec.serve.speculation import num_drafting_rounds
@@ -26,8 +25,6 @@ class EngineCollector:
         self.snapshot: EngineSnapshot | None = None
         self._prefix = prefix
         self._labels = latencies.labels
-        self._switches: dict[tuple[str, str], int] = {}
-        self._last_switch = -1
         self._registry = latencies.registry
         self._registry.register(self)
 
@@ -54,6 +51,18 @@ class EngineCollector:
             "Times that a request gave its memory back.",
             snapshot.num_preemptions,
         )
+        prefixes = snapshot.prefix_cache
+        if prefixes is not None:
+            yield self._counter(
+                "prefix_cache_queries",
+                "Prompt tokens looked up among those computed before.",
+                prefixes.num_queries,
+            )
+            yield self._counter(
+                "prefix_cache_hits",
+                "Prompt tokens found there, which were not computed again.",
+                prefixes.num_hits,
+            )
         yield self._counter(
             "spec_decode_num_drafts",
             "Rounds of a request in which tokens were drafted.",
@@ -119,11 +128,12 @@ class EngineCollector:
             tokens = [s.expected_tokens for s in one.scores if s.candidate == one.current]
             expected = (tokens[0] - 1) / k if k and tokens else None
             add(f"{one.min_batch_size}-{one.max_batch_size}", one.current, expected)
-        self._count_switches(snapshot)
-        for (bucket, direction), count in sorted(self._switches.items()):
-            switches.add_metric([*labels, bucket, direction], count)
-        yield from (drafted, loops, acceptance, switches)
         controller = snapshot.controller
+        for bucket, direction, count in controller.switch_counts if controller else ():
+            sizes = snapshot.explanation.buckets[bucket]
+            name = f"{sizes.min_batch_size}-{sizes.max_batch_size}"
+            switches.add_metric([*labels, name, direction], count)
+        yield from (drafted, loops, acceptance, switches)
         yield self._counter(
             "adaptive_disabled_rounds",
             "Rounds that the controller ran without drafts.",
@@ -134,18 +144,6 @@ class EngineCollector:
             "Feedback of rounds that came twice or too late.",
             controller.stale_feedback if controller else 0,
         )
-
-    def _count_switches(self, snapshot: EngineSnapshot) -> None:
-        """Count the switches that are new; a snapshot holds only the latest of them."""
-        if snapshot.controller is None:
-            return
-        buckets = snapshot.explanation.buckets
-        for switch in snapshot.controller.switches:
-            if switch.plan_id > self._last_switch:
-                self._last_switch = switch.plan_id
-                bucket = buckets[switch.bucket]
-                key = f"{bucket.min_batch_size}-{bucket.max_batch_size}", direction(switch)
-                self._switches[key] = self._switches.get(key, 0) + 1
 
     def _gauge(self, name: str, text: str, value: float) -> Metric:
         family = self._family(GaugeMetricFamily, name, text)
@@ -159,12 +157,3 @@ class EngineCollector:
 
     def _family(self, kind: type[Family], name: str, text: str, *more_labels: str) -> Family:
         return kind(f"{self._prefix}:{name}", text, labels=[*self._labels, *more_labels])
-
-
-def direction(switch: Switch) -> str:
-    """Return "up" for a longer draft, or a deeper one of the same length, else "down"."""
-
-    def size(candidate: Candidate) -> tuple[int, int]:
-        return candidate.num_speculative_tokens, candidate.draft_loops
-
-    return "up" if size(switch.candidate) > size(switch.previous) else "down"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from looped_spec.control.explain import Explanation
 from looped_spec.control.plan import Candidate
 from looped_spec.control.stats import ControllerStats
 from looped_spec.runtime.outputs import SpeculationMetrics
+from looped_spec.runtime.prefix_cache import PrefixCacheStats
 
 if TYPE_CHECKING:
     from looped_spec.runtime.llm import LLM
@@ -28,6 +30,7 @@ class EngineSnapshot:
         candidate: the (K, d) of the newest round, None before the first of a controller.
         explanation: what each batch bucket runs and why.
         controller: counts of the controller, where there is one.
+        prefix_cache: prompt tokens looked up and found, where prompts are kept.
         failed_answers: answers that ended by a fault of ours since the last that did not.
     """
 
@@ -41,12 +44,14 @@ class EngineSnapshot:
     candidate: Candidate | None
     explanation: Explanation
     controller: ControllerStats | None
+    prefix_cache: PrefixCacheStats | None = None
     failed_answers: int = 0
 
 
 def take_snapshot(llm: LLM, failed_answers: int = 0) -> EngineSnapshot:
     """Copy the counts; only for the thread that steps the engine."""
     scheduler = llm.engine.scheduler
+    prefixes = scheduler.prefix_cache
     metrics = SpeculationMetrics()
     metrics.add(llm.engine.metrics)
     policy = llm.engine.policy
@@ -66,5 +71,6 @@ def take_snapshot(llm: LLM, failed_answers: int = 0) -> EngineSnapshot:
         candidate=candidate,
         explanation=llm.explain(),
         controller=stats,
+        prefix_cache=dataclasses.replace(prefixes) if prefixes else None,
         failed_answers=failed_answers,
     )

@@ -23,6 +23,7 @@ ENGINE: dict[str, Any] = {
     "max_num_seqs": 4,
     "block_size": 8,
     "kv_cache_memory_bytes": 2**20,
+    "enable_prefix_caching": True,
 }
 NAME = "tiny"
 

@@ -48,7 +48,7 @@ def test_every_flag_that_is_named_exists(capsys: pytest.CaptureFixture[str]) -> 
     flags = set(re.findall(r"`(--[a-z-]+)", TEXT))
     assert {"--host", "--api-key", "--metrics-prefix"} <= flags
     for flag in flags:
-        assert re.search(rf"^ +{flag}\b", shown, re.M), flag
+        assert re.search(rf"^ +(--[a-z-]+, )?{flag}\b", shown, re.M), flag
 
 
 def test_the_keys_of_speculation_are_explained(server: LiveServer) -> None:

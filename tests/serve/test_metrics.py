@@ -16,7 +16,6 @@ from tree import ROOT
 from looped_spec.control.plan import Candidate
 from looped_spec.control.stats import Switch
 from looped_spec.runtime.outputs import SpeculationMetrics
-from looped_spec.serve.metrics import direction
 from looped_spec.serve.speculation import num_drafting_rounds, request_metrics
 
 PREFIX = "looped_spec:"
@@ -180,7 +179,7 @@ def test_histograms_count_rounds_of_every_length() -> None:
     [((1, 1), (2, 1), "up"), ((2, 1), (2, 2), "up"), ((2, 2), (0, 0), "down")],
 )
 def test_a_switch_has_a_direction(before: Any, after: Any, expected: str) -> None:
-    assert direction(Switch(1, 0, Candidate(*before), Candidate(*after), "")) == expected
+    assert Switch(1, 0, Candidate(*before), Candidate(*after), "").direction == expected
 
 
 def test_the_detail_of_an_answers_metrics_is_an_option(model: Path) -> None:
@@ -192,3 +191,18 @@ def test_the_detail_of_an_answers_metrics_is_an_option(model: Path) -> None:
         )
         assert "metrics" not in events[-1]
         assert not math.isnan(scrape(server)["generation_tokens_total"])
+
+
+def test_prompt_tokens_that_were_known_are_counted(model: Path) -> None:
+    with running(model) as server:
+        for _ in range(2):
+            server.client.complete(list(range(3, 23)), max_tokens=2, seed=1)
+        found = scrape(server)
+        assert found["prefix_cache_queries_total"] == 40
+        assert found["prefix_cache_hits_total"] == 16  # two blocks of eight
+        engine = server.client.get("/server_info").json["engine"]
+        assert engine["prefix_cache"] == {"num_queries": 40, "num_hits": 16}
+        assert found["kv_cache_usage_perc"] == 0
+    with running(model, {"enable_prefix_caching": False}) as server:
+        assert not [name for name in scrape(server) if name.startswith("prefix_cache")]
+        assert server.client.get("/server_info").json["engine"]["prefix_cache"] is None
