@@ -42,7 +42,7 @@ from control_bench.transitions import rounds_to_95, summary
 from control_bench.tuning import FINALISTS, SCREEN_SEEDS, tune
 from tqdm import tqdm
 
-from looped_spec.cli.atomic_json import check_target, json_text, write_json
+from looped_spec.atomic_json import check_target, json_text, write_json
 from looped_spec.control.goodput_settings import GoodputSettings
 from looped_spec.control.plan import Candidate
 from looped_spec.control.scores import (

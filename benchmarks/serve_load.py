@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from looped_spec import LLM, SamplingParams, __version__
-from looped_spec.cli.atomic_json import write_json
+from looped_spec.atomic_json import write_json
 from looped_spec.cli.tables import number, plain_table
 
 PROMPTS = Path(__file__).resolve().parent.parent / "examples" / "prompts.jsonl"

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from looped_spec.atomic_json import check_target, json_text, write_json
 from looped_spec.cli import console
-from looped_spec.cli.atomic_json import check_target, json_text, write_json
 from looped_spec.cli.bench_load_report import report, run_line
 from looped_spec.cli.engine_flags import add_engine_flags, engine_options
 from looped_spec.cli.main import EXIT_INTERRUPTED

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
+from looped_spec.atomic_json import check_target, json_text, write_json
 from looped_spec.cli import console
-from looped_spec.cli.atomic_json import check_target, json_text, write_json
 from looped_spec.cli.compare import compare, no_comparison_of_early_exit, nothing_to_compare
 from looped_spec.cli.engine_flags import add_engine_flags, engine_options
 from looped_spec.cli.explain import explain_document, explain_text

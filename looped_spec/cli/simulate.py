@@ -21,8 +21,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from looped_spec.atomic_json import check_target, json_text
 from looped_spec.cli import console
-from looped_spec.cli.atomic_json import check_target, json_text
 from looped_spec.cli.read_json import read_json
 from looped_spec.cli.tables import plain_table
 from looped_spec.control.config import AdaptiveSpecConfig

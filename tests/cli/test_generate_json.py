@@ -12,8 +12,8 @@ from typing import NoReturn
 import pytest
 from command_runs import Generate
 
-from looped_spec.cli import atomic_json
-from looped_spec.cli.atomic_json import check_target, json_text, write_json
+from looped_spec import atomic_json
+from looped_spec.atomic_json import check_target, json_text, write_json
 from looped_spec.errors import ConfigError, LoopedSpecError
 
 ARGUMENTS = ("--prompt", "a", "--max-tokens", 6)
