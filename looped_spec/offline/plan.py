@@ -33,8 +33,6 @@ class SamplingPlan:
         settings: how much is measured.
         workloads: origin of the texts by name; `items` is how many prompts there are.
         versions: of what the times depend on.
-        command: what was typed, without folders.
-        notes: whatever the user wants to be known.
     """
 
     model: str
@@ -48,8 +46,6 @@ class SamplingPlan:
     settings: SamplingSettings
     workloads: Mapping[str, Mapping[str, Any]]
     versions: Mapping[str, Any]
-    command: str = ""
-    notes: str = ""
 
     def candidates(self, batch_size: int | None = None) -> tuple[Candidate, ...]:
         """Return every (K, d), or those worth trying at a batch size; plain decoding is left out.

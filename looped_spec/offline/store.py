@@ -23,6 +23,8 @@ from looped_spec.errors import ConfigError, LoopedSpecError
 
 SCHEMA_VERSION = 1
 _DIGITS = 7
+_OF_THE_FIRST_RUN = ("started", "command", "note")
+"""What may be otherwise in a run that goes on with a file; the file keeps what it has."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class SampleStore:
     Args:
         path: made anew, or continued if `resume` is set.
         header: what the samples belong to; a file that is continued must have the same, but for
-            `started`.
+            `started`, `command` and `note`.
         resume: continue what is there; without it a file that is there is an error.
 
     Raises:
@@ -186,7 +188,7 @@ def _check_same(found: Mapping[str, Any], wanted: Mapping[str, Any], path: Path)
     """Raise `ConfigError` with the first field in which a header differs from what is wanted."""
     one, other = dict(_flat(found)), dict(_flat(wanted))
     for name in sorted({*one, *other}):
-        if name != "started" and one.get(name) != other.get(name):
+        if name not in _OF_THE_FIRST_RUN and one.get(name) != other.get(name):
             raise ConfigError(
                 f"{path} belongs to another plan: its {name} is {one.get(name)!r}, this one's "
                 f"{other.get(name)!r}; give another --samples to begin anew"
