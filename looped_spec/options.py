@@ -175,6 +175,7 @@ class EngineOptions:
             ("load_format", ("auto", "dummy")),
             ("attention_backend", ATTENTION_BACKENDS),
             ("cpu_linear", CPU_LINEARS),
+            ("graph_backend", GRAPH_BACKENDS),
         ):
             value, names = getattr(self, name), [word for word in known if word]
             if value not in known:

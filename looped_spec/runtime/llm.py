@@ -28,7 +28,12 @@ from looped_spec.runtime.attention import AttentionChoice, AttentionNeeds, choos
 from looped_spec.runtime.checked_prompts import CheckedPrompt, check_prompts, no_tokenizer
 from looped_spec.runtime.cost_estimate import with_estimated_cost
 from looped_spec.runtime.engine import Engine, SpeculationPolicy
-from looped_spec.runtime.graphs import choose_graphs, padded_sizes, reachable_shapes
+from looped_spec.runtime.graphs import (
+    choose_graphs,
+    linear_layout,
+    padded_sizes,
+    reachable_shapes,
+)
 from looped_spec.runtime.kv_cache import KVPool
 from looped_spec.runtime.linears import arrange_linears, check_linears
 from looped_spec.runtime.outputs import RequestOutput, StreamChunk
@@ -94,7 +99,7 @@ class LLM:
         )
         ((plan, attention),) = plans
         set_threads(opts.num_threads, self.loaded)
-        self.linears = arrange_linears(self.loaded.adapter.module, opts.cpu_linear)
+        self.linears = arrange_linears(self.loaded.adapter.module, linear_layout(opts))
         self.full_loops = plan.full_loops
         self._lock = threading.RLock()  # calls from several threads take turns, step by step
         self._tokenizer = load_tokenizer(self.loaded.folder)

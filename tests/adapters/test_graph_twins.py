@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 from golden import GOLDEN
-from row_states import everything, make_program, randomize
 
 from looped_spec.adapter import ModelAdapter
 from looped_spec.control.plan import Candidate
@@ -18,6 +17,7 @@ from looped_spec.loading import load_adapter
 from looped_spec.runtime.graphs import GraphRunner, TracedGraphs
 from looped_spec.runtime.round_program import RoundShape
 from looped_spec.runtime.sampler import SamplingMode
+from looped_spec.testing.rounds import everything, make_program, randomize
 
 # Full loops, as few as leave a choice of depths where the family has one, and (B, K, d).
 FAMILIES: dict[str, tuple[int, list[tuple[int, int, int]]]] = {

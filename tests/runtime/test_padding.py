@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import pytest
 import torch
-from row_states import BLOCK_SIZE, ROWS, everything, make_program, randomize
 from toys import shared_toy
 
 from looped_spec.control.plan import Candidate
 from looped_spec.runtime.kv_cache import TRASH_BLOCK
 from looped_spec.runtime.round_program import RoundShape
 from looped_spec.runtime.sampler import SamplingMode
+from looped_spec.testing.rounds import make_program, randomize
 
 LOOPS = 3
+ROWS = 4
+BLOCK_SIZE = 4
 CHOICES = [(0, 0), (3, 2)]
 
 
@@ -46,7 +48,7 @@ def test_poisoned_padding_gives_what_clean_padding_gives(
 def test_padding_writes_to_the_trash_block_and_stays_where_it_is(k: int, d: int) -> None:
     program = make_program(shared_toy(full_loops=LOOPS), LOOPS)
     randomize(program, 0, seed=1)
-    before = everything(program)
+    before = [tensor.clone() for tensor in program.static_tensors]
     shape = RoundShape.of(ROWS, Candidate(k, d), SamplingMode.FILTERED)
     for _ in range(2):
         numbers = program(shape, has_padding=True)

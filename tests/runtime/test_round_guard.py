@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 import torch
 from round_guard import NotCapturableError, check_capturable
-from row_states import ROWS, make_program, randomize
 from torch import Tensor
 from toys import BareToy, like, shared_toy
 
 from looped_spec.control.plan import Candidate
 from looped_spec.runtime.round_program import RoundProgram, RoundShape
 from looped_spec.runtime.sampler import SamplingMode
+from looped_spec.testing.rounds import make_program, randomize
 from looped_spec.testing.toy import ToyAdapter
 
 LOOPS = 3
+ROWS = 4
 
 
 def program_of(adapter: ToyAdapter, size: int = 3) -> RoundProgram:

@@ -37,6 +37,11 @@ def choose_graphs(
             f"graph_backend 'cuda' needs a CUDA device, this run is on {device.type}: leave "
             "graph_backend out"
         )
+    if name == "traced" and options.cpu_linear not in ("auto", "plain", "transposed"):
+        raise UnsupportedError(
+            f"graph_backend 'traced' cannot hold weights that are packed, as cpu_linear="
+            f"'{options.cpu_linear}' does: leave cpu_linear out"
+        )
     if attention.cost_follows_width:
         logger.warning(
             "captured rounds with attention_backend '%s' attend over all %d positions of "
@@ -46,3 +51,11 @@ def choose_graphs(
             max_model_len,
         )
     return CudaGraphs(device) if name == "cuda" else TracedGraphs()
+
+
+def linear_layout(options: EngineOptions) -> str:
+    """Return how linear layers keep their weights: as `cpu_linear` says, but as plain tensors where
+    rounds are traced, since a trace holds nothing else."""
+    if options.graph_backend == "traced" and options.cpu_linear == "auto":
+        return "plain"
+    return options.cpu_linear
