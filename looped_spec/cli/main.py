@@ -24,6 +24,7 @@ VERBS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "adapters": ("looped_spec.cli.adapters", "show the installed plugins and their adapters"),
         "bench": ("looped_spec.cli.bench", "measure a model under a load"),
         "generate": ("looped_spec.cli.generate", "generate text with a model"),
+        "preset": ("looped_spec.cli.preset", "measure, show, compare and estimate presets"),
         "serve": ("looped_spec.cli.serve", "serve a model over HTTP, as OpenAI's API"),
         "simulate": ("looped_spec.cli.simulate", "try a control policy on a load, without a model"),
     }
