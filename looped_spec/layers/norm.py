@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -15,8 +17,23 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
+        # On the CPU also while a model is built on the meta device: they are no weights.
+        self._root_of_size = torch.tensor(math.sqrt(size), device="cpu")
+        self._root_of_eps = torch.tensor(math.sqrt(size * eps), device="cpu")
 
     def forward(self, x: Tensor) -> Tensor:  # [..., size] any float dtype
-        if x.dtype == torch.float32:
-            return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
-        return self.weight * F.rms_norm(x.float(), self.weight.shape, None, self.eps).to(x.dtype)
+        if x.dtype != torch.float32:
+            normed = F.rms_norm(x.float(), self.weight.shape, None, self.eps)
+            return self.weight * normed.to(x.dtype)
+        if x.device.type == "cpu" and not torch.is_grad_enabled():
+            return self._few_operations(x)
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+    def _few_operations(self, x: Tensor) -> Tensor:
+        """Return the same with half as many operations as torch has for it on the CPU, where a
+        call costs more than the numbers of a few rows.
+
+        sqrt(mean(x**2) + eps) is hypot(|x|, sqrt(size eps)) / sqrt(size).
+        """
+        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        return (x * self.weight).mul_(self._root_of_size / torch.hypot(length, self._root_of_eps))

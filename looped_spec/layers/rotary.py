@@ -64,7 +64,7 @@ def rotate_half(x: Tensor) -> Tensor:
 
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate `x` ([B, T, heads, head_dim]) by the angles of `RotaryAngles.cos_sin`."""
-    return x * cos + rotate_half(x) * sin
+    return torch.addcmul(x * cos, rotate_half(x), sin)
 
 
 def apply_rotary_to_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
