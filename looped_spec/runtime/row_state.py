@@ -78,11 +78,11 @@ class BatchRows:
         self._rows = state.batch[:size]
         numbers = state.numbers.index_select(1, self._rows)
         params = state.params.index_select(1, self._rows)
-        self._is_real: Tensor | None = None
+        self._is_padding: Tensor | None = None
         if has_padding:
-            self._is_real = self._rows < state.padding_row
-            numbers = torch.where(self._is_real, numbers, 0)
-            params = torch.where(self._is_real, params, 0.0)
+            self._is_padding = self._rows == state.padding_row
+            numbers = numbers.masked_fill(self._is_padding, 0)
+            params = params.masked_fill(self._is_padding, 0.0)
         self.tokens, self.positions, self.limits, seeds, top_k = numbers.unbind()
         temperature, top_p, min_p = params.unbind()
         self.sampling = SamplingTensors(seeds, temperature, top_k, top_p, min_p)
@@ -96,12 +96,12 @@ class BatchRows:
         host knew must have something to embed.
         """
         starts = torch.stack((next_token.clamp(min=0), next_position))
-        if self._is_real is not None:
-            starts = torch.where(self._is_real, starts, 0)
+        if self._is_padding is not None:
+            starts = starts.masked_fill(self._is_padding, 0)
         self._state.numbers[:2].index_copy_(1, self._rows, starts)
 
     def without_padding(self, columns: Tensor) -> Tensor:
         """Return [B, N] `columns` with zeros in rows of padding."""
-        if self._is_real is None:
+        if self._is_padding is None:
             return columns
-        return torch.where(self._is_real[:, None], columns, 0)
+        return columns.masked_fill(self._is_padding[:, None], 0)

@@ -76,7 +76,7 @@ def choose_tokens(
     if mode is SamplingMode.GREEDY:
         return greedy
     is_greedy = (params.temperature == 0)[:, None]
-    temperature = torch.where(is_greedy, 1.0, params.temperature[:, None])[..., None]
+    temperature = params.temperature[:, None].masked_fill(is_greedy, 1.0)[..., None]
     # Relative to the largest: a tiny temperature then sends the others to -inf, not all to inf.
     scaled = logits.float()
     scaled = (scaled - scaled.gather(-1, greedy[..., None])) / temperature
@@ -90,7 +90,7 @@ def choose_tokens(
 def mark_not_finite(tokens: Tensor, logits: Tensor) -> Tensor:
     """Put `NOT_FINITE` for tokens ([B, T] int64) whose logits ([B, T, V]) hold NaN or infinity, or
     nothing else than minus infinity."""
-    return torch.where(logits.amax(dim=-1).isfinite(), tokens, NOT_FINITE)
+    return tokens.masked_fill(logits.amax(dim=-1).isfinite().logical_not(), NOT_FINITE)
 
 
 def filter_logits(scaled: Tensor, params: SamplingTensors) -> Tensor:
@@ -101,7 +101,7 @@ def filter_logits(scaled: Tensor, params: SamplingTensors) -> Tensor:
     """
     ordered = scaled.sort(dim=-1, descending=True).values
     vocab = scaled.shape[-1]
-    rank = torch.where(params.top_k <= 0, vocab, params.top_k).clamp(max=vocab) - 1
+    rank = params.top_k.masked_fill(params.top_k <= 0, vocab).clamp(max=vocab) - 1
     border = ordered.gather(-1, rank[:, None, None].expand(*scaled.shape[:2], 1))
     probability = ordered.masked_fill(ordered < border, -torch.inf).softmax(dim=-1)
     # Whole numbers add up to the same sum in any order, and a long tail is not rounded away.

@@ -10,7 +10,7 @@ from looped_spec.adapter import ModelAdapter
 from looped_spec.control.config import AdaptiveSpecConfig
 from looped_spec.control.plan import Candidate
 from looped_spec.control.static import StaticPolicy
-from looped_spec.runtime.attention import SdpaBackend
+from looped_spec.runtime.attention import AttentionBackend, SdpaBackend
 from looped_spec.runtime.early_exit import ExitRule
 from looped_spec.runtime.engine import Engine
 from looped_spec.runtime.graphs import GraphBackend, padded_sizes, reachable_shapes
@@ -39,9 +39,10 @@ def make_engine(
     graph_backend: GraphBackend | None = None,
     async_scheduling: bool = False,
     prefix_caching: bool = False,
+    device: str | torch.device = "cpu",
+    attention: AttentionBackend | None = None,
 ) -> Engine:
-    """Return an engine on the CPU in fp32 with a cache of `num_blocks` (default: enough for all
-    sequences).
+    """Return an engine with a cache of `num_blocks` (default: enough for all sequences).
 
     With a `graph_backend` its one candidate is captured, and plain decoding beside it.
     """
@@ -51,16 +52,16 @@ def make_engine(
     length = max_model_len or adapter.geometry.max_model_len
     if num_blocks is None:
         num_blocks = blocks_for(length, block_size) * max_num_seqs
-    device = torch.device("cpu")
-    pool = KVPool(adapter.kv_planes(depth), num_blocks, block_size, dtype, device)
+    where = torch.device(device)
+    pool = KVPool(adapter.kv_planes(depth), num_blocks, block_size, dtype, where)
     runner = ModelRunner(
         adapter,
         pool,
-        SdpaBackend(),
+        attention or SdpaBackend(),
         full_loops=depth,
         max_num_seqs=max_num_seqs,
         max_model_len=length,
-        device=device,
+        device=where,
         exit_rule=exit_rule,
         graph_backend=graph_backend,
         graph_sizes=padded_sizes(max_num_seqs),

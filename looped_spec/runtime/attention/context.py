@@ -102,5 +102,5 @@ def _slots(positions: Tensor, rows: PagedRows, block_size: int) -> Tensor:
     """Return [B, T] int64: where each row writes, as block * block_size + offset."""
     column = (positions // block_size).clamp(max=rows.block_tables.shape[1] - 1)
     block = rows.block_tables.gather(1, column)
-    block = torch.where(positions < rows.limits[:, None], block, TRASH_BLOCK)
+    block = block.masked_fill(positions >= rows.limits[:, None], TRASH_BLOCK)
     return block * block_size + positions % block_size
