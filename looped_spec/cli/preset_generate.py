@@ -7,6 +7,7 @@ longer texts. Whatever was measured is kept at once; --resume goes on after any 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import datetime
 import shlex
@@ -140,11 +141,15 @@ def _carry_out(args: argparse.Namespace, measurer: Measurer) -> int:
         "note": args.note.strip(),
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
-    with SampleStore(samples, header, resume=args.resume) as store, _Bar() as bar:
+    with (
+        SampleStore(samples, header, resume=args.resume) as store,
+        _workers(args, measurer) as workers,
+        _Bar() as bar,
+    ):
         session = Session(
             plan,
             store,
-            _workers(args, measurer),
+            workers,
             times,
             budget=None if args.budget is None else 60 * args.budget,
             progress=bar,
@@ -165,15 +170,19 @@ def _carry_out(args: argparse.Namespace, measurer: Measurer) -> int:
     return 0
 
 
-def _workers(args: argparse.Namespace, measurer: Measurer) -> Workers:
+def _workers(
+    args: argparse.Namespace, measurer: Measurer
+) -> contextlib.AbstractContextManager[Workers]:
     from looped_spec.offline.session import LocalWorker
 
     if args.ray is None:
-        return LocalWorker(measurer)
+        return contextlib.nullcontext(LocalWorker(measurer))
     from looped_spec.offline.ray_workers import RayWorkers
 
     settings = measurer.plan.settings
-    return RayWorkers(args.ray, args.model, _engine_options(args, settings), measurer)
+    return contextlib.closing(
+        RayWorkers(args.ray, args.model, _engine_options(args, settings), measurer)
+    )
 
 
 def _add_setting(group: argparse._ArgumentGroup, field: dataclasses.Field[Any]) -> None:

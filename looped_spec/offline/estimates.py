@@ -53,8 +53,8 @@ class CellTimes:
 
     def seconds(self, cell: Cell) -> float:
         """Return how long a cell is expected to take."""
-        kind, group = type(cell).__name__, self._group(cell)
-        factor = self._factors.get(group, self._factors.get(kind, 1.0))
+        names = (self._group(cell), type(cell), None)
+        factor = next((self._factors[name] for name in names if name in self._factors), 1.0)
         return factor * self._guess(cell)
 
     def total(self, cells: Iterable[Cell]) -> float:
@@ -64,7 +64,8 @@ class CellTimes:
     def learn(self, cell: Cell, seconds: float) -> None:
         """Take note of how long a cell took; a clock that went backwards counts as no time."""
         factor = max(seconds, 0.0) / max(self._guess(cell), 1e-9)
-        self._factors[self._group(cell)] = self._factors[type(cell).__name__] = factor
+        for name in (self._group(cell), type(cell), None):
+            self._factors[name] = factor
 
     def _group(self, cell: Cell) -> Hashable:
         if isinstance(cell, CostBlock):
