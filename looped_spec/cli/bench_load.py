@@ -257,7 +257,8 @@ def _scenarios(
     from looped_spec.offline.load_bench import Scenario
 
     most = max(profile.num_requests for profile in profiles)
-    found, provenance = [], {}
+    found: list[Scenario] = []
+    provenance: dict[str, dict[str, Any]] = {}
     for group in GROUPS[::-1] if args.group == BOTH else (args.group,):
         works = [
             read_workload(

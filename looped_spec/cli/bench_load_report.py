@@ -44,7 +44,7 @@ def title(scenario: Mapping[str, Any]) -> str:
 
 def rows(scenario: Mapping[str, Any], *, all_rows: bool) -> list[tuple[str, ...]]:
     """Return the cells of the table of a scenario."""
-    found = []
+    found: list[tuple[str, ...]] = []
     for row in scenario["results"]:
         name = row["policy"]
         if row["is_static"] and not (all_rows or row["is_best_static"] or name == NEVER):

@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import html
+import io
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +19,21 @@ COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 GREY = "#808080"
 """Readable on white and on black."""
+
+INK = "#010203"
+"""Colour of text; in a page it becomes the page's own, so that it can be read in dark mode too."""
+
+_INKED = ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color")
+_NO_METADATA = {key: None for key in ("Creator", "Date", "Format", "Type")}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure, the file name that it suggests, and what it shows, in words."""
+
+    name: str
+    figure: Any
+    alt: str
 
 
 def check_matplotlib() -> None:
@@ -41,6 +62,36 @@ def new_figure(width: float, height: float) -> Any:
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
+
+
+@contextlib.contextmanager
+def inked() -> Iterator[None]:
+    """Let what is drawn meanwhile have text and axes of `INK`."""
+    from matplotlib import rc_context
+
+    settings: dict[Any, Any] = dict.fromkeys(_INKED, INK)
+    with rc_context(settings):
+        yield
+
+
+def inline_svg(figure: Any, name: str, alt: str) -> str:
+    """Return a figure as an SVG element for a page: transparent, its text of the page's colour.
+
+    Its identifiers begin with `name`, so that two of them can stand in one page; the same figure
+    gives the same text.
+    """
+    from matplotlib import rc_context
+
+    file = io.StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(file, format="svg", transparent=True, metadata=_NO_METADATA)
+    text = file.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r'(\bid="|xlink:href="#|url\(#)', rf"\g<1>{name}-", text)
+    text = text.replace(INK, "currentColor")
+    label = html.escape(alt, quote=True)
+    return text.replace("<svg", f'<svg role="img" aria-label="{label}"', 1).strip()
 
 
 def save(figure: Any, path: Path) -> None:

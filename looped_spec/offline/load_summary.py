@@ -95,7 +95,9 @@ def headroom(names: Sequence[str], runs: Runs) -> float | None:
     if not phases:
         return None
     single = min(sum(times) for times in phases.values())
-    return single / sum(map(min, zip(*phases.values(), strict=True))) - 1
+    together = sum(min(times) for times in zip(*phases.values(), strict=True))
+    gain: float = single / together - 1
+    return gain
 
 
 def verdicts(kind: str, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
