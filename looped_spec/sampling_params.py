@@ -9,10 +9,13 @@ from typing import Any
 from looped_spec.errors import ConfigError, check_int, reject_unknown
 
 _ELSEWHERE = frozenset(
-    {"n", "best_of", "logprobs", "prompt_logprobs", "logit_bias", "min_tokens", "bad_words"}
+    {"n", "best_of", "prompt_logprobs", "logit_bias", "min_tokens", "bad_words"}
     | {"presence_penalty", "frequency_penalty", "repetition_penalty", "allowed_token_ids"}
 )
 """Parameters of other engines that are not supported here."""
+
+MAX_LOGPROBS = 20
+"""Most of the likely tokens that may be asked for with each generated one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +37,9 @@ class SamplingParams:
         ignore_eos: go on after the model's own end tokens.
         include_stop_str_in_output: leave the stop string in the text.
         skip_special_tokens: leave special tokens out of the text.
+        logprobs: return the log probability of each generated token, and those of so many of the
+            most likely ones, 0 to 20; they are the target's own, before temperature and filters.
+            None returns none, which is cheapest: rounds that return them are not captured.
     """
 
     max_tokens: int = 16
@@ -47,6 +53,7 @@ class SamplingParams:
     ignore_eos: bool = False
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
+    logprobs: int | None = None
 
     def __new__(cls, **params: object) -> SamplingParams:
         """Refuse an unknown parameter with the closest match."""
@@ -64,6 +71,8 @@ class SamplingParams:
         _check_float("temperature", self.temperature, 0.0, math.inf, "at least 0")
         _check_float("top_p", self.top_p, 0.0, 1.0, "in (0, 1]", open_low=True)
         _check_float("min_p", self.min_p, 0.0, 1.0, "in [0, 1]")
+        if self.logprobs is not None:
+            check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         if self.seed is not None:
             check_int("seed", self.seed, -(2**63), 2**63 - 1)
         stop = _as_tuple("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)

@@ -19,6 +19,7 @@ from torch import Tensor
 from looped_spec.adapter import KVPlane, LoopState, ModelAdapter
 from looped_spec.runtime.attention import PagedContext
 from looped_spec.runtime.kv_cache import KVPool
+from looped_spec.runtime.logprobs import OnTargets
 from looped_spec.runtime.sampler import (
     SamplingMode,
     SamplingTensors,
@@ -54,6 +55,7 @@ def exit_round(
     *,
     rule: ExitRule,
     mode: SamplingMode,
+    on_targets: OnTargets | None = None,
 ) -> ExitOutput:
     """Run one token of B requests, each until it may leave.
 
@@ -65,6 +67,7 @@ def exit_round(
         sampling: parameters of the B requests.
         rule: when a row leaves.
         mode: what token choice needs at most.
+        on_targets: gets the logits and the tokens.
     """
     planes = adapter.kv_planes(rule.max_loops)
     loops = torch.full_like(tokens, rule.max_loops)
@@ -98,6 +101,8 @@ def exit_round(
     logits = adapter.readout(final, ctx)
     chosen = choose_tokens(logits, ctx.positions + 1, sampling, mode)
     chosen = mark_not_finite(chosen, logits)
+    if on_targets is not None:
+        on_targets(logits, chosen)
     return ExitOutput(chosen[:, 0], loops)
 
 

@@ -16,6 +16,7 @@ from looped_spec.runtime.runner import ModelRunner, RoundResult
 from looped_spec.runtime.sampler import NOT_FINITE
 from looped_spec.runtime.scheduler import PrefillChunk, Scheduler
 from looped_spec.runtime.tally import RoundTally
+from looped_spec.runtime.token_logprobs import TokenLogprobs
 from looped_spec.sampling_params import SamplingParams
 
 
@@ -303,13 +304,18 @@ class Engine:
 
     def _prefill(self, chunks: list[PrefillChunk]) -> list[Request]:
         touched = []
-        tokens = self.runner.prefill(chunks)
+        logprobs: dict[int, TokenLogprobs] = {}
+        if all([chunk.request.logprobs is None for chunk in chunks]):
+            tokens = self.runner.prefill(chunks)
+        else:
+            tokens = self.runner.prefill(chunks, logprobs)
         _check_finite([chunk.request for chunk in chunks], tokens)
-        for chunk, token in zip(chunks, tokens, strict=True):
+        for place, (chunk, token) in enumerate(zip(chunks, tokens, strict=True)):
             self.scheduler.note_computed(chunk.request, chunk.stop)
             if token is not None:
                 chunk.request.status = Status.DECODING
-                self._commit(chunk.request, [token])
+                own = logprobs.get(place)
+                self._commit(chunk.request, [token], None if own is None else [own])
                 touched.append(chunk.request)
         return touched
 
@@ -343,24 +349,32 @@ class Engine:
         tally = RoundTally(result)
         candidate, probe = current.candidate, current.plan.probe
         k = candidate.num_speculative_tokens
-        for request, tokens, accepted, work in zip(
-            requests, result.tokens, result.accepted, result.loop_rows, strict=True
+        logprobs = result.logprobs or [None] * len(requests)
+        for request, tokens, accepted, work, own in zip(
+            requests, result.tokens, result.accepted, result.loop_rows, logprobs, strict=True
         ):
             known = request.num_tokens
             room, due = request.capacity - known, request.max_cached_tokens - known
             accepted = min(accepted, room)
-            taken = self._commit(request, tokens[: accepted + 1])
+            taken = self._commit(request, tokens[: accepted + 1], own)
             request.num_computed = known + taken - 1
             proposed, accepted = tally.add(accepted, k, room, due, taken)
             request.metrics.add_round(candidate, proposed, accepted, work, probe)
             self.metrics.add_round(candidate, proposed, accepted, work, probe)
         return tally
 
-    def _commit(self, request: Request, tokens: Sequence[int]) -> int:
+    def _commit(
+        self,
+        request: Request,
+        tokens: Sequence[int],
+        logprobs: Sequence[TokenLogprobs] | None = None,
+    ) -> int:
         """Append tokens; free the memory of a request that ends before anything else can fail."""
         try:
             return request.append(tokens)
         finally:
+            if logprobs is not None:
+                request.note_logprobs(logprobs)
             if request.finish_reason is not None:
                 self.scheduler.finish(request)
 

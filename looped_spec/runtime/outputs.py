@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from looped_spec.control.plan import Candidate
+from looped_spec.runtime.token_logprobs import TokenLogprobs
 
 FinishReason = Literal["stop", "length", "abort"]
 
@@ -151,13 +152,19 @@ class RequestMetrics(SpeculationMetrics):
 @dataclass(frozen=True)
 class CompletionOutput:
     """What was generated. `stop_reason` is the token id or string that ended it, None for the
-    model's own end."""
+    model's own end. `logprobs` has an entry for each of `token_ids`, if they were asked for."""
 
     index: int
     text: str
     token_ids: list[int]
     finish_reason: FinishReason | None
     stop_reason: int | str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """The log probability of all of it together, None without `logprobs`."""
+        return sum(one.logprob for one in self.logprobs) if self.logprobs is not None else None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from looped_spec.runtime.outputs import (
     RequestMetrics,
     RequestOutput,
 )
+from looped_spec.runtime.token_logprobs import TokenLogprobs
 from looped_spec.sampling_params import SamplingParams
 
 
@@ -84,6 +85,7 @@ class Request:
         self.prefix_epoch = -1
         self.num_cached_tokens = 0
         self.metrics = RequestMetrics()
+        self.logprobs: list[TokenLogprobs] | None = None if params.logprobs is None else []
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
         self._text = ""
@@ -161,6 +163,12 @@ class Request:
     def _end_at(self, token: int) -> None:
         self._finish("stop", token if token in self._stop_ids else None)
 
+    def note_logprobs(self, logprobs: Sequence[TokenLogprobs]) -> None:
+        """Take what belongs to the newest tokens: of those that were offered to `append`, in their
+        order, as many as it took."""
+        assert self.logprobs is not None
+        self.logprobs += logprobs[: len(self.output_token_ids) - len(self.logprobs)]
+
     def abort(self) -> None:
         """End the request as it stands."""
         if self.finish_reason is None:
@@ -180,7 +188,12 @@ class Request:
     def output(self) -> RequestOutput:
         """Return the result so far."""
         completion = CompletionOutput(
-            0, self.text, list(self.output_token_ids), self.finish_reason, self.stop_reason
+            0,
+            self.text,
+            list(self.output_token_ids),
+            self.finish_reason,
+            self.stop_reason,
+            None if self.logprobs is None else list(self.logprobs),
         )
         return RequestOutput(
             self.request_id,

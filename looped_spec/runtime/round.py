@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from looped_spec.adapter import LoopState, ModelAdapter, StageContext
+from looped_spec.runtime.logprobs import OnTargets
 from looped_spec.runtime.sampler import (
     NOT_FINITE,
     SamplingMode,
@@ -71,6 +72,7 @@ def speculative_round(
     full_loops: int,
     mode: SamplingMode,
     shadow_depths: Sequence[int] = (),
+    on_targets: OnTargets | None = None,
 ) -> RoundOutput:
     """Draft K tokens with d loops, verify them with all D loops; K = 0 is plain decoding.
 
@@ -96,6 +98,7 @@ def speculative_round(
         mode: what token choice needs at most.
         shadow_depths: other depths than d, each 1..D - 1; only for a model with
             `can_read_shadows`.
+        on_targets: gets the target's logits and tokens of all K + 1 rows.
     """
     k = num_speculative_tokens
     resumable = adapter.capabilities.resumable
@@ -142,6 +145,8 @@ def speculative_round(
     logits = adapter.readout(state, ctx)
     targets = choose_tokens(logits, row_positions + 1, sampling, mode, noise)
     targets = mark_not_finite(targets, logits)
+    if on_targets is not None:
+        on_targets(logits, targets)
 
     matches = []
     for states in passed.values():
@@ -191,13 +196,14 @@ def prefill(
     mode: SamplingMode,
     want_tokens: bool,
     readout_has_planes: bool,
+    on_targets: OnTargets | None = None,
 ) -> Tensor:
     """Run known tokens ([B, T] int64) at full depth; return the next token of each request, [B]
     int64, or `NOT_FINITE`.
 
     `next_positions` ([B] int64) is where that token will stand. Without `want_tokens` (a chunk that
     does not end its prompt) other tokens mean nothing, and the readout runs only if it has planes
-    of its own to fill.
+    of its own to fill. `on_targets` is called where tokens are wanted.
     """
     state = adapter.prelude(tokens, ctx)
     for index in range(full_loops):
@@ -209,7 +215,10 @@ def prefill(
     if not want_tokens:
         return _mark_states(state)
     tokens = choose_tokens(logits, next_positions[:, None], sampling, mode)
-    return mark_not_finite(tokens, logits)[:, 0]
+    tokens = mark_not_finite(tokens, logits)
+    if on_targets is not None:
+        on_targets(logits, tokens)
+    return tokens[:, 0]
 
 
 def _mark_states(state: LoopState) -> Tensor:

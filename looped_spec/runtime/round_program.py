@@ -12,6 +12,7 @@ from looped_spec.adapter import ModelAdapter
 from looped_spec.control.plan import Candidate
 from looped_spec.runtime.attention import AttentionBackend, PagedContext, PagedRows
 from looped_spec.runtime.kv_cache import KVPool, blocks_for
+from looped_spec.runtime.logprobs import OnTargets
 from looped_spec.runtime.round import speculative_round
 from looped_spec.runtime.row_state import BatchRows, RowState
 from looped_spec.runtime.sampler import SamplingMode
@@ -84,12 +85,13 @@ class RoundProgram:
         *,
         width: int | None = None,
         has_padding: bool,
+        on_targets: OnTargets | None = None,
     ) -> Tensor:
         """Run a round of the first rows of the batch and move them on.
 
         Returns [B, K + 2 + S] int64, all that the host needs: the target's tokens, the accepted
         drafts, and for each shadow depth the leading rows that agree (see `RoundOutput`); zeros in
-        rows of padding.
+        rows of padding. `on_targets` is for rounds that are not captured.
         """
         rows = BatchRows(self.state, shape.batch_size, width, has_padding=has_padding)
         paged = PagedRows(rows.tables, rows.limits, rows.sampling.seeds)
@@ -108,6 +110,7 @@ class RoundProgram:
             full_loops=self.full_loops,
             mode=shape.mode,
             shadow_depths=shadow_depths,
+            on_targets=on_targets,
         )
         rows.advance(out.next_token, out.next_position)
         parts = [out.tokens, out.accepted[:, None]]

@@ -16,6 +16,7 @@ from looped_spec.runtime.batch import BatchTensors, DecodeBatch, upload, upload_
 from looped_spec.runtime.early_exit import ExitRule, exit_round
 from looped_spec.runtime.graphs import GraphBackend, GraphRunner
 from looped_spec.runtime.kv_cache import TRASH_BLOCK, KVPool, blocks_for
+from looped_spec.runtime.logprobs import LogprobReader
 from looped_spec.runtime.readback import Readback
 from looped_spec.runtime.request import Request
 from looped_spec.runtime.round import can_read_shadows, prefill
@@ -23,6 +24,7 @@ from looped_spec.runtime.round_program import RoundProgram, RoundShape
 from looped_spec.runtime.row_state import BatchRows, RowState
 from looped_spec.runtime.sampler import NOT_FINITE
 from looped_spec.runtime.scheduler import PrefillChunk
+from looped_spec.runtime.token_logprobs import TokenLogprobs
 
 # A batch of prompts is padded to its longest chunk; below this share of real rows it is run in
 # parts.
@@ -35,7 +37,8 @@ class RoundResult:
     were accepted, and the work done, in rows times loops.
 
     `shadow` holds for each of `shadow_depths` in how many leading rows a draft of that depth
-    agrees with the target; those behind `accepted` tell nothing.
+    agrees with the target; those behind `accepted` tell nothing. `logprobs` has an entry for each
+    of a request's tokens, or None for one that does not ask; empty where nobody does.
     """
 
     tokens: list[list[int]]
@@ -43,6 +46,7 @@ class RoundResult:
     loop_rows: list[int]
     shadow_depths: tuple[int, ...] = ()
     shadow: list[list[int]] = field(default_factory=list)
+    logprobs: list[list[TokenLogprobs] | None] = field(default_factory=list)
 
     @property
     def is_finite(self) -> bool:
@@ -57,6 +61,7 @@ class RoundResult:
             [self.loop_rows[place] for place in places],
             self.shadow_depths,
             [self.shadow[place] for place in places] if self.shadow else [],
+            [self.logprobs[place] for place in places] if self.logprobs else [],
         )
 
 
@@ -71,12 +76,14 @@ class RoundTicket:
         shadow_depths: tuple[int, ...],
         numbers: Tensor,
         number: int,
+        logprobs: LogprobReader | None = None,
     ) -> None:
         """Begin to read `numbers` ([B, K + 2 + S] int64); rounds count up by `number`."""
         self.requests = requests
         self.candidate = candidate
         self.shadow_depths = shadow_depths
         self.number = number
+        self.logprobs = logprobs
         self._runner = runner
         self._readback = Readback(numbers)
 
@@ -174,9 +181,16 @@ class ModelRunner:
         self._tables[rows, columns] = values
 
     @torch.inference_mode()
-    def prefill(self, chunks: Sequence[PrefillChunk]) -> list[int | None]:
+    def prefill(
+        self,
+        chunks: Sequence[PrefillChunk],
+        logprobs: dict[int, TokenLogprobs] | None = None,
+    ) -> list[int | None]:
         """Compute chunks of known tokens; return the next token of each chunk that ends its
-        prompt, or `NOT_FINITE` for any chunk."""
+        prompt, or `NOT_FINITE` for any chunk.
+
+        `logprobs` gets what belongs to the tokens of requests that ask, by place in `chunks`.
+        """
         tokens: list[int | None] = [None] * len(chunks)
         order = sorted(range(len(chunks)), key=lambda i: chunks[i].stop - chunks[i].start)
         while order:
@@ -184,10 +198,11 @@ class ModelRunner:
             group = [order.pop()]
             while order and chunks[order[-1]].stop - chunks[order[-1]].start >= _MIN_FILL * longest:
                 group.append(order.pop())
-            for index, token in zip(
-                group, self._prefill_group([chunks[i] for i in group]), strict=True
-            ):
-                tokens[index] = token
+            chosen, found = self._prefill_group([chunks[i] for i in group])
+            for place, index in enumerate(group):
+                tokens[index] = chosen[place]
+                if logprobs is not None and found and (own := found[place]) is not None:
+                    logprobs[index] = own[0]
         return tokens
 
     @torch.inference_mode()
@@ -227,9 +242,11 @@ class ModelRunner:
         longest = max([request.num_tokens for request in requests]) + unread_tokens
         depths = self._other_depths(candidate, shadow_depths)
         shape = RoundShape.of(len(requests), candidate, mode)
-        numbers = self.graphs.run(shape, depths, longest + candidate.num_speculative_tokens)
+        reader = LogprobReader.of(requests)
+        num_positions = longest + candidate.num_speculative_tokens
+        numbers = self.graphs.run(shape, depths, num_positions, reader)
         self._num_rounds += 1
-        return RoundTicket(self, requests, candidate, depths, numbers, self._num_rounds)
+        return RoundTicket(self, requests, candidate, depths, numbers, self._num_rounds, reader)
 
     def finish(self, ticket: RoundTicket, rows: list[list[int]]) -> RoundResult:
         """Return the result of a round whose numbers are `rows`, one of K + 2 + S per request."""
@@ -243,7 +260,8 @@ class ModelRunner:
         work = [self._loop_rows(ticket.candidate)] * len(rows)
         shadow = [row[k + 2 :] for row in rows] if ticket.shadow_depths else []
         tokens = [row[: k + 1] for row in rows]
-        return RoundResult(tokens, accepted, work, ticket.shadow_depths, shadow)
+        logprobs = ticket.logprobs.rows() if ticket.logprobs else []
+        return RoundResult(tokens, accepted, work, ticket.shadow_depths, shadow, logprobs)
 
     def capture(self, shapes: Iterable[RoundShape], *, show_progress: bool = True) -> None:
         """Capture rounds of these shapes; see `GraphRunner.capture`."""
@@ -257,6 +275,7 @@ class ModelRunner:
         rows = BatchRows(self.state, len(requests), width, has_padding=False)
         paged = PagedRows(rows.tables, rows.limits, rows.sampling.seeds)
         positions = rows.positions[:, None]
+        reader = LogprobReader.of(requests)
         left = exit_round(
             self.adapter,
             PagedContext(self.pool, self.backend, paged, positions, self.full_loops),
@@ -265,11 +284,14 @@ class ModelRunner:
             rows.sampling,
             rule=rule,
             mode=mode,
+            on_targets=reader,
         )
         rows.advance(left.next_token, rows.positions + 1)
         chosen, loops = torch.stack((left.next_token, left.loops)).tolist()
         self._batch.expect(chosen, [request.num_tokens for request in requests])
-        return RoundResult([[token] for token in chosen], [0] * len(chosen), loops)
+        logprobs = reader.rows() if reader else []
+        tokens = [[token] for token in chosen]
+        return RoundResult(tokens, [0] * len(chosen), loops, logprobs=logprobs)
 
     def _other_depths(self, candidate: Candidate, wanted: Sequence[int]) -> tuple[int, ...]:
         """Return those of `wanted` that can be told of beside a round of `candidate`."""
@@ -301,7 +323,9 @@ class ModelRunner:
         again = 0 if self.adapter.capabilities.resumable else k * candidate.draft_loops
         return self.full_loops * (k + 1) + again
 
-    def _prefill_group(self, chunks: Sequence[PrefillChunk]) -> list[int | None]:
+    def _prefill_group(
+        self, chunks: Sequence[PrefillChunk]
+    ) -> tuple[list[int | None], list[list[TokenLogprobs] | None]]:
         requests = [chunk.request for chunk in chunks]
         length = max(chunk.stop - chunk.start for chunk in chunks)
         known = [chunk.request.known_tokens(chunk.start, chunk.stop) for chunk in chunks]
@@ -317,6 +341,7 @@ class ModelRunner:
         positions = bounds[0][:, None] + torch.arange(length, device=self.device)
         ctx = PagedContext(self.pool, self.backend, rows, positions, self.full_loops, bounds[2])
         want = any(chunk.ends_prompt for chunk in chunks)
+        reader = LogprobReader.of(requests) if want else None
         out = prefill(
             self.adapter,
             ctx,
@@ -327,12 +352,14 @@ class ModelRunner:
             mode=batch.mode,
             want_tokens=want,
             readout_has_planes=self._readout_has_planes,
+            on_targets=reader,
         )
         chosen: list[int] = out.tolist()
-        return [
+        tokens_or_none = [
             token if chunk.ends_prompt or token == NOT_FINITE else None
             for token, chunk in zip(chosen, chunks, strict=True)
         ]
+        return tokens_or_none, reader.rows() if reader else []
 
     def _paged_rows(self, batch: BatchTensors, num_positions: int) -> PagedRows:
         """Return what the rows share; block tables are cut to the blocks that `num_positions`

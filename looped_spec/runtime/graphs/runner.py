@@ -16,6 +16,7 @@ from tqdm.auto import tqdm
 
 from looped_spec.runtime.graphs.backends import GraphBackend, Replay
 from looped_spec.runtime.graphs.shapes import largest_first, pad
+from looped_spec.runtime.logprobs import OnTargets
 from looped_spec.runtime.round_program import RoundProgram, RoundShape
 from looped_spec.runtime.sampler import SamplingMode
 
@@ -123,7 +124,11 @@ class GraphRunner:
         return self._find(shape) is not None
 
     def run(
-        self, shape: RoundShape, shadow_depths: Sequence[int] = (), num_positions: int = 0
+        self,
+        shape: RoundShape,
+        shadow_depths: Sequence[int] = (),
+        num_positions: int = 0,
+        on_targets: OnTargets | None = None,
     ) -> Tensor:
         """Run a round of the batch that `program.state` holds; see `RoundProgram.__call__`.
 
@@ -131,14 +136,17 @@ class GraphRunner:
         result may be overwritten by the next round.
         """
         if self.is_active:
-            captured = None if shadow_depths else self._find(shape)
+            more = "logprobs" if on_targets else "shadow depths" if shadow_depths else None
+            captured = None if more else self._find(shape)
             if captured is not None:
                 captured.replay()
                 self.stats.replays += 1
                 return captured.numbers[: shape.batch_size]
-            self.stats.eager_rounds["shadow depths" if shadow_depths else "not captured"] += 1
+            self.stats.eager_rounds[more or "not captured"] += 1
         width = self.program.width_for(num_positions) if num_positions else None
-        return self.program(shape, shadow_depths, width=width, has_padding=False)
+        return self.program(
+            shape, shadow_depths, width=width, has_padding=False, on_targets=on_targets
+        )
 
     @torch.inference_mode()
     def capture(self, shapes: Iterable[RoundShape], *, show_progress: bool = True) -> None:
