@@ -275,7 +275,8 @@ def _scenarios(
         ]
         provenance |= {work.name: work.provenance for work in works}
         kinds = {work.name: work.rows for work in works}
-        for mixture in dict.fromkeys(args.mixture):
+        default = [MIXED] if len(kinds) > 1 else list(kinds)
+        for mixture in dict.fromkeys(args.mixture or default):
             for profile in profiles:
                 ways = load_policy.ways(names, profile, setter.config, llm.full_loops)
                 prompts = prompts_for(profile, kinds, mixture)

@@ -216,6 +216,14 @@ def test_a_mistake_is_one_line_that_names_it(bench: Bench, flags: list[object], 
     assert done.out == ""
 
 
+def test_a_single_kind_of_text_needs_no_mixture(
+    tiny_model: Path, texts: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["--profile", "fixed:1", "--policies", "never", *map(str, SMALL)]
+    assert cli.main(["bench", "load", str(tiny_model), texts[0], *flags]) == 0
+    assert "fixed:1, cats texts of the evaluation group" in capsys.readouterr().out
+
+
 def test_default_sizes_that_do_not_fit_say_so(bench: Bench) -> None:
     done = bench("--policies", "never", small=False)
     assert done.code == 2
