@@ -86,7 +86,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         f"gives every slot of a batch 3 requests there (default: {' '.join(PROFILES)})",
     )
     add(
-        "--mixture", nargs="+", default=[MIXED], metavar="NAME", help=f"{MEANINGS} (default: mixed)"
+        "--mixture",
+        nargs="+",
+        default=[MIXED],
+        metavar="NAME",
+        help=f"{MEANINGS} (default: {MIXED}, or the kind that there is)",
     )
     add(
         "--group",
