@@ -88,7 +88,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         "--mixture",
         nargs="+",
-        default=[MIXED],
         metavar="NAME",
         help=f"{MEANINGS} (default: {MIXED}, or the kind that there is)",
     )
