@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from looped_spec.adapter import ModelAdapter
+from looped_spec.adapter import AdapterSpec, ModelAdapter
 from looped_spec.errors import (
     ConfigError,
     LoopedSpecError,
@@ -32,6 +32,21 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 @dataclass(frozen=True)
+class ModelOrigin:
+    """Where a model comes from.
+
+    Attributes:
+        name: what to call it: hub id, `demo:<name>`, or the folder's own name.
+        spec: of the adapter that takes it.
+        revision: commit of a hub model; None where there is none, as of a local folder.
+    """
+
+    name: str
+    spec: AdapterSpec
+    revision: str | None
+
+
+@dataclass(frozen=True)
 class LoadedModel:
     """An adapter whose weights are in place, and what its folder said about the model.
 
@@ -40,7 +55,7 @@ class LoadedModel:
         config: config.json as it was read.
         generation_config: generation_config.json as it was read; empty if there is none.
         folder: the model folder, where the tokenizer files are.
-        name: what to call the model: hub id, `demo:<name>`, or the folder's own name.
+        origin: where the model comes from.
         device: with an index if it is a CUDA device.
         dtype: of the parameters and the activations.
     """
@@ -49,9 +64,14 @@ class LoadedModel:
     config: Mapping[str, Any]
     generation_config: Mapping[str, Any]
     folder: Path
-    name: str
+    origin: ModelOrigin
     device: torch.device
     dtype: torch.dtype
+
+    @property
+    def name(self) -> str:
+        """What to call the model: hub id, `demo:<name>`, or the folder's own name."""
+        return self.origin.name
 
 
 def load_adapter(
@@ -64,14 +84,14 @@ def load_adapter(
     seed: int = 0,
     revision: str | None = None,
     plugins: PluginManager | None = None,
-    check: Callable[[ModelAdapter, torch.device, torch.dtype], object] | None = None,
+    check: Callable[[ModelAdapter, ModelOrigin, torch.device, torch.dtype], object] | None = None,
 ) -> LoadedModel:
     """Load `model` (see `resolve_model_source`), for "dummy" with random weights.
 
     Everything that can be wrong is checked before weights are downloaded or allocated, cheap things
-    first; so does `check`, which gets the adapter without weights, the device and the dtype, and
-    raises to refuse them. `seed` is that of the dummy weights. `plugins` are by default those of
-    the environment.
+    first; so does `check`, which gets the adapter without weights, where the model comes from, the
+    device and the dtype, and raises to refuse them. `seed` is that of the dummy weights. `plugins`
+    are by default those of the environment.
     """
     if load_format not in LOAD_FORMATS:
         raise ConfigError(
@@ -86,8 +106,12 @@ def load_adapter(
     generation_config = read_generation_config(source.folder)
     chosen_dtype = choose_dtype(dtype, config, chosen_device)
     adapter = build_adapter(config, source.name, manager, adapter_options or {})
+    # A snapshot's folder of the hub is called after its commit.
+    commit = source.folder.name if source.from_hub else None
+    spec = manager.resolve_model_type(config["model_type"], config)
+    origin = ModelOrigin(source.name, spec, commit)
     if check is not None:
-        check(adapter, chosen_device, chosen_dtype)
+        check(adapter, origin, chosen_device, chosen_dtype)
     if load_format == "dummy":
         init_dummy_weights(adapter, chosen_device, chosen_dtype, seed)
     else:
@@ -98,7 +122,7 @@ def load_adapter(
         config=config,
         generation_config=generation_config,
         folder=source.folder,
-        name=source.name,
+        origin=origin,
         device=chosen_device,
         dtype=chosen_dtype,
     )

@@ -86,6 +86,12 @@ class EngineOptions:
         "the same in vLLM's form, a dict or its JSON: num_speculative_tokens, draft_loops, and "
         "num_speculative_tokens_per_batch_size with entries [start, end, K] or [start, end, K, d]",
     )
+    preset: str = _option(
+        "auto",
+        "what was measured before: a preset's file or name, none, or auto: the one of this model "
+        "and device, else the nearest as no more than a prior; not looked at where other options "
+        "say what runs",
+    )
     max_num_seqs: int = _option(32, "most requests that run at once")
     max_model_len: int | None = _option(
         None, "most tokens of prompt and output; default: the model's limit, or what memory holds"
@@ -207,6 +213,15 @@ class EngineOptions:
             raise ConfigError(
                 f"speculative_adaptive must be True or False, got {self.speculative_adaptive!r}"
             )
+        if not isinstance(self.preset, str) or not self.preset.strip():
+            raise ConfigError(f"preset must be auto, none, a file or a name, got {self.preset!r}")
+        asked = self.preset not in ("auto", "none")
+        if asked and self.ignores_presets:
+            rival = "early exit" if self.early_exit else "other options of speculation"
+            raise ConfigError(
+                f"preset='{self.preset}' and {rival} contradict each other: both say what runs; "
+                "leave one of them out"
+            )
         fixed = {
             "num_speculative_tokens": self.num_speculative_tokens is not None,
             "speculative_config": self.speculative_config is not None,
@@ -250,6 +265,15 @@ class EngineOptions:
         for size in sizes:
             check_int("cudagraph_capture_sizes", size, 1, 2**16)
         object.__setattr__(self, "cudagraph_capture_sizes", tuple(sorted(set(sizes))))
+
+    @property
+    def ignores_presets(self) -> bool:
+        """Whether these options say all of what runs, so that no preset is looked for."""
+        if self.early_exit or self.speculative_adaptive_config is not None:
+            return True
+        if self.policy == "static" and self.preset not in ("auto", "none"):
+            return self.num_speculative_tokens is not None or self.speculative_config is not None
+        return self.adapts is False
 
     @property
     def early_exit(self) -> bool:

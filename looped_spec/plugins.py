@@ -16,7 +16,7 @@ from looped_spec.plugin_record import PluginRecord, conflict_text, one_line
 from looped_spec.plugin_walk import walk
 from looped_spec.settings import PLUGINS, Settings
 
-__all__ = ["PluginManager", "PluginRecord", "load_adapter_class"]
+__all__ = ["PluginManager", "PluginRecord", "load_adapter_class", "package_folder"]
 
 SEE_ALL = "`looped-spec adapters` shows all"
 
@@ -151,6 +151,14 @@ def load_adapter_class(spec: AdapterSpec) -> type[ModelAdapter]:
     if missing := sorted(loaded.__abstractmethods__):
         raise PluginError(f"{blame}: {class_name} does not implement {', '.join(missing)}")
     return loaded
+
+
+def package_folder(package: str, name: str) -> Path | None:
+    """Return the folder `name` within a package, which is not imported; None if there is none."""
+    for folder in _package_folders(package):
+        if (folder / name).is_dir():
+            return folder / name
+    return None
 
 
 def _takers(

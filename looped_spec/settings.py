@@ -11,12 +11,14 @@ from looped_spec.errors import ConfigError
 
 API_KEY = "LOOPED_SPEC_API_KEY"
 PLUGINS = "LOOPED_SPEC_PLUGINS"
+PRESET_DIR = "LOOPED_SPEC_PRESET_DIR"
 STRICT_PLUGINS = "LOOPED_SPEC_STRICT_PLUGINS"
 
 VARIABLES: Mapping[str, str] = MappingProxyType(
     {
         API_KEY: "The key that clients of `looped-spec serve` must send; --api-key goes before it.",
         PLUGINS: "Adapters to enable, separated by commas. Unset enables all, empty enables none.",
+        PRESET_DIR: "A folder of presets, looked into before those that adapters bring.",
         STRICT_PLUGINS: "1 stops at a broken plugin with its trace; 0 only reports it.",
     }
 )
@@ -31,11 +33,13 @@ class Settings:
         plugins: names of the enabled adapters; None means all of them, an empty tuple none.
         strict_plugins: stop at a broken plugin, of those enabled, and show its trace.
         api_key: the key that clients of a server must send; None and an empty text ask for none.
+        preset_dir: folder of presets, or None.
     """
 
     plugins: tuple[str, ...] | None = None
     strict_plugins: bool = False
     api_key: str | None = field(default=None, repr=False)
+    preset_dir: str | None = None
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] | None = None) -> Settings:
@@ -46,6 +50,7 @@ class Settings:
             plugins=None if plugins is None else _names(plugins),
             strict_plugins=_flag(STRICT_PLUGINS, environ.get(STRICT_PLUGINS, "")),
             api_key=environ.get(API_KEY) or None,
+            preset_dir=environ.get(PRESET_DIR) or None,
         )
 
 

@@ -24,6 +24,7 @@ _SPECULATION = (
     "num_speculative_tokens",
     "draft_loops",
     "full_loops",
+    "preset",
     "policy",
     "speculative_adaptive",
     "speculative_adaptive_config",

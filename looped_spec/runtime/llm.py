@@ -22,8 +22,9 @@ from looped_spec.control.explain import Explanation
 from looped_spec.control.plan import PLAIN, Candidate
 from looped_spec.control.static import StaticPolicy
 from looped_spec.errors import UnsupportedError
-from looped_spec.loading import load_adapter
+from looped_spec.loading import ModelOrigin, load_adapter
 from looped_spec.options import EngineOptions
+from looped_spec.presets.lookup import PresetChoice
 from looped_spec.runtime.attention import AttentionChoice, AttentionNeeds, choose_attention
 from looped_spec.runtime.checked_prompts import CheckedPrompt, check_prompts, no_tokenizer
 from looped_spec.runtime.cost_estimate import with_estimated_cost
@@ -34,9 +35,11 @@ from looped_spec.runtime.graphs import (
     padded_sizes,
     reachable_shapes,
 )
+from looped_spec.runtime.identity import run_identity
 from looped_spec.runtime.kv_cache import KVPool
 from looped_spec.runtime.linears import arrange_linears, check_linears
 from looped_spec.runtime.outputs import RequestOutput, StreamChunk
+from looped_spec.runtime.preset_use import find_preset, preset_config
 from looped_spec.runtime.prompts import Prompts
 from looped_spec.runtime.request import Request
 from looped_spec.runtime.run_plan import RunPlan, plan_run
@@ -81,8 +84,14 @@ class LLM:
         opts = self.options
         plans: list[tuple[RunPlan, AttentionChoice]] = []
 
-        def check(adapter: ModelAdapter, device: torch.device, dtype: torch.dtype) -> None:
-            plan = plan_run(opts, adapter)
+        def check(
+            adapter: ModelAdapter, origin: ModelOrigin, device: torch.device, dtype: torch.dtype
+        ) -> None:
+            def find(full_loops: int) -> PresetChoice:
+                run = run_identity(opts, adapter, origin, device, dtype, full_loops)
+                return find_preset(opts, run, origin.spec.preset_package)
+
+            plan = plan_run(opts, adapter, find)
             needs = AttentionNeeds.of(opts, adapter.kv_planes(plan.full_loops), device, dtype)
             plans.append((plan, choose_attention(opts.attention_backend, needs)))
             check_linears(opts.cpu_linear, device)
@@ -100,7 +109,7 @@ class LLM:
         ((plan, attention),) = plans
         set_threads(opts.num_threads, self.loaded)
         self.linears = arrange_linears(self.loaded.adapter.module, linear_layout(opts))
-        self.full_loops = plan.full_loops
+        self.full_loops, self.preset = plan.full_loops, plan.preset
         self._lock = threading.RLock()  # calls from several threads take turns, step by step
         self._tokenizer = load_tokenizer(self.loaded.folder)
         self.stop_token_ids = tuple(
@@ -206,12 +215,15 @@ class LLM:
     ) -> None:
         """Choose (K, d) anew for each round from the next one on, having learnt nothing yet.
 
-        `config` left out is what suits the model, with `policy` to choose.
+        `config` left out is what the preset says and suits the model, with `policy` to choose.
         """
         self._refuse_with_early_exit()
         max_num_seqs = self.options.max_num_seqs
         if config is None:
-            config = default_config(self.loaded.adapter, self.full_loops, max_num_seqs, policy)
+            adapter = self.loaded.adapter
+            config = preset_config(self.preset, adapter, max_num_seqs, policy) or default_config(
+                adapter, self.full_loops, max_num_seqs, policy
+            )
         self._use(check_config(config, self.full_loops, max_num_seqs))
 
     @property
@@ -235,9 +247,12 @@ class LLM:
     def explain(self) -> Explanation:
         """Return what would run now at each batch size, and why; `str()` of it is for reading."""
         policy = self.engine.policy
-        if isinstance(policy, AdaptiveController):
-            return policy.explain()
-        return AdaptiveController(self._pinned(self.speculation)).explain()
+        if not isinstance(policy, AdaptiveController):
+            policy = AdaptiveController(self._pinned(self.speculation))
+        explanation = policy.explain()
+        if self.preset.preset is None:
+            return explanation
+        return dataclasses.replace(explanation, notes=(*explanation.notes, self.preset.line))
 
     def _config_of(self, policy: SpeculationPolicy) -> AdaptiveSpecConfig | None:
         """Return what a policy chooses from, None if it is one of somebody else's."""
@@ -376,6 +391,7 @@ class LLM:
                 [c.num_speculative_tokens, c.draft_loops, count]
                 for c, count in metrics.rounds_by_candidate.items()
             ],
+            "preset": self.preset.as_dict(),
             "speculation": self.explain().as_dict(),
             "controller": (
                 policy.stats().as_dict() if isinstance(policy, AdaptiveController) else None

@@ -3,6 +3,8 @@ suggests."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from looped_spec.adapter import ModelAdapter
@@ -10,17 +12,25 @@ from looped_spec.control.config import AdaptiveSpecConfig
 from looped_spec.control.plan import PLAIN
 from looped_spec.errors import ConfigError, UnsupportedError, check_int, closest
 from looped_spec.options import EngineOptions
+from looped_spec.presets.lookup import PresetChoice
 from looped_spec.runtime.early_exit import ExitRule
+from looped_spec.runtime.preset_use import preset_config
 from looped_spec.runtime.speculation import Speculation, choose_speculation
+
+logger = logging.getLogger(__name__)
+
+_NOT_LOOKED_FOR = PresetChoice(reason="other options say what runs")
 
 
 @dataclass(frozen=True)
 class RunPlan:
-    """The depth of every run, its speculation, and the exit rule (None: full depth always)."""
+    """The depth of every run, its speculation, the exit rule (None: full depth always), and the
+    preset that it starts from."""
 
     full_loops: int
     speculation: Speculation
     exit_rule: ExitRule | None
+    preset: PresetChoice = _NOT_LOOKED_FOR
 
     @property
     def description(self) -> str:
@@ -37,8 +47,14 @@ class RunPlan:
         return f"speculation K={k} d={d}" if k else "speculation off"
 
 
-def plan_run(options: EngineOptions, adapter: ModelAdapter) -> RunPlan:
-    """Complete the options by what the adapter suggests; needs no weights.
+def plan_run(
+    options: EngineOptions,
+    adapter: ModelAdapter,
+    find_preset: Callable[[int], PresetChoice] | None = None,
+) -> RunPlan:
+    """Complete the options by what a preset says or the adapter suggests; needs no weights.
+
+    `find_preset` returns the preset for a depth; it is not called where the options say what runs.
 
     Raises:
         ConfigError: a depth, K, d or max_model_len is out of the model's range.
@@ -55,7 +71,33 @@ def plan_run(options: EngineOptions, adapter: ModelAdapter) -> RunPlan:
     rule = choose_exit_rule(options, adapter, full_loops)
     if rule is not None:
         return RunPlan(rule.max_loops, PLAIN, rule)
-    return RunPlan(full_loops, choose_speculation(options, adapter, full_loops), None)
+    preset = _NOT_LOOKED_FOR
+    if find_preset is not None and full_loops > 1 and not options.ignores_presets:
+        preset = find_preset(full_loops)
+        logger.info("%s", preset.line)
+    return RunPlan(full_loops, _speculation(options, adapter, full_loops, preset), None, preset)
+
+
+def _speculation(
+    options: EngineOptions, adapter: ModelAdapter, full_loops: int, preset: PresetChoice
+) -> Speculation:
+    """Return what the preset says, if there is one and it may speak.
+
+    For a model that suggests no speculation, one that only resembles the run's may not turn it on.
+    """
+    policy = options.policy
+    if policy is None and options.adapts and preset.preset is not None:
+        policy = "goodput" if preset.preset.config.policy == "static" else None
+    config = preset_config(preset, adapter, options.max_num_seqs, policy)
+    is_off = options.adapts is None and adapter.default_speculation is None
+    if config is None or (
+        is_off and options.preset == "auto" and not (preset.match and preset.match.is_exact)
+    ):
+        return choose_speculation(options, adapter, full_loops)
+    first = {bucket.candidates[bucket.initial] for bucket in config.buckets}
+    if config.policy == "static" and len(first) == 1:
+        return first.pop()
+    return config
 
 
 def choose_exit_rule(

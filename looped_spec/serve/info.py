@@ -39,6 +39,7 @@ class ServerInfo:
         if self._fixed is None:
             self._fixed = {
                 "model": _model(front.llm, front.encoder.max_prompt_tokens),
+                "preset": front.llm.preset.as_dict(),
                 "plugins": _plugins(),
             }
         document |= self._fixed

@@ -1,0 +1,61 @@
+"""What a run is called: its device, and what presets are told apart by."""
+
+from __future__ import annotations
+
+import platform
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from looped_spec.adapter import ModelAdapter
+from looped_spec.loading import ModelOrigin
+from looped_spec.options import EngineOptions
+from looped_spec.presets.match import RunIdentity
+from looped_spec.runtime.threads import planned_threads
+
+
+def run_identity(
+    options: EngineOptions,
+    adapter: ModelAdapter,
+    origin: ModelOrigin,
+    device: torch.device,
+    dtype: torch.dtype,
+    full_loops: int,
+) -> RunIdentity:
+    """Return the identity of a run; needs no weights."""
+    given = options.adapter_options or {}
+    return RunIdentity(
+        model=origin.name,
+        adapter=origin.spec.name,
+        device_name=device_name(device),
+        dtype=str(dtype).removeprefix("torch."),
+        full_loops=full_loops,
+        revision=origin.revision,
+        adapter_options={k: v for k, v in given.items() if type(adapter).options.get(k) != v},
+        num_threads=planned_threads(options.num_threads, adapter, device),
+    )
+
+
+def device_name(device: torch.device) -> str:
+    """Return what the driver calls a GPU, or the name of the processor.
+
+    Machines with the same model of processor have the same name, whatever their number of cores:
+    the threads of a run are compared apart.
+    """
+    if device.type == "cuda":
+        return " ".join(torch.cuda.get_device_name(device).split())
+    return _processor()
+
+
+@cache
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    for line in lines:
+        name, _, value = line.partition(":")
+        if name.strip() == "model name" and value.strip():
+            return " ".join(value.split())
+    return platform.processor() or platform.machine() or "CPU"
