@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -56,13 +57,20 @@ class LogprobReader:
         assert self._copies is not None, "no pass was run"
         whole, real = self._copies.whole.wait(), self._copies.real.wait()
         return [
-            None
-            if count is None
-            else [
-                TokenLogprobs(
-                    ids[0], floats[0], ids[1], tuple(zip(ids[2:], floats[1:], strict=True))[:count]
-                )
-                for ids, floats in zip(whole[row].tolist(), real[row].tolist(), strict=True)
-            ]
+            None if count is None else _tokens(whole[row].tolist(), real[row].tolist(), count)
             for row, count in enumerate(self._wanted)
         ]
+
+
+def _tokens(whole: list[list[int]], real: list[list[float]], count: int) -> list[TokenLogprobs]:
+    """Return what T tokens of a request have, with the `count` likeliest of what was read."""
+    return [
+        TokenLogprobs(
+            ids[0],
+            scores[0],
+            ids[1],
+            array("q", ids[2 : 2 + count]),
+            array("f", scores[1:][:count]),
+        )
+        for ids, scores in zip(whole, real, strict=True)
+    ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass
 
 
@@ -9,14 +10,23 @@ from dataclasses import dataclass
 class TokenLogprobs:
     """Log probabilities, natural, of the target's own distribution before temperature and filters.
 
+    A server holds very many of these until their answers end, so the likely tokens are packed.
+
     Attributes:
         token_id: the token that was generated.
         logprob: its log probability.
         rank: its place among all tokens by probability, from 1; equals share the first.
-        top: the most likely tokens and theirs, the most likely first, as many as were asked for.
+        top_ids: the most likely tokens, the most likely first, as many as were asked for.
+        top_logprobs: theirs.
     """
 
     token_id: int
     logprob: float
     rank: int
-    top: tuple[tuple[int, float], ...]
+    top_ids: array[int]
+    top_logprobs: array[float]
+
+    @property
+    def top(self) -> list[tuple[int, float]]:
+        """The most likely tokens with theirs, the most likely first."""
+        return list(zip(self.top_ids, self.top_logprobs, strict=True))

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from looped_spec.runtime.token_logprobs import TokenLogprobs
 from looped_spec.serve.generation import Generation
 from looped_spec.serve.job import Update
+from looped_spec.serve.logprobs import LogprobWriter, TokenTexts
 from looped_spec.serve.protocol import GenerationBody
 from looped_spec.serve.speculation import request_metrics
 
@@ -30,19 +32,27 @@ class _Answer:
     token_ids: list[int] = field(default_factory=list)
     ending: str | None = None
     stop_reason: int | str | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 class AnswerWriter:
     """Writes the answers of one request, from its generation."""
 
     def __init__(
-        self, kind: Kind, model: str, body: GenerationBody, generation: Generation, metrics: str
+        self,
+        kind: Kind,
+        model: str,
+        body: GenerationBody,
+        generation: Generation,
+        metrics: str,
+        token_texts: TokenTexts,
     ) -> None:
         """`metrics` is none, summary or detailed: what to tell of speculation."""
         self._kind = kind
         self._body = body
         self._generation = generation
         self._metrics = metrics
+        self._logprobs = [LogprobWriter(kind == "chat", token_texts) for _ in generation.jobs]
         self._head = {
             "id": _ID_PREFIXES[kind] + secrets.token_hex(12),
             "created": int(time.time()),
@@ -56,11 +66,12 @@ class AnswerWriter:
             answer = answers[index]
             answer.text += update.text
             answer.token_ids += update.token_ids
+            answer.logprobs += update.logprobs or ()
             answer.ending, answer.stop_reason = update.ending, update.stop_reason
         return {
             **self._head,
             "object": _OBJECTS[self._kind][0],
-            "choices": [self._choice(index, answer) for index, answer in enumerate(answers)],
+            "choices": [await self._choice(index, one) for index, one in enumerate(answers)],
             "usage": self._usage(),
             **self._speculation(),
         }
@@ -76,7 +87,7 @@ class AnswerWriter:
         head = {**self._head, "object": _OBJECTS[self._kind][1]}
         begun: set[int] = set()
         async for index, update in self._generation.updates():
-            document = {**head, "choices": [self._delta(index, update, index not in begun)]}
+            document = {**head, "choices": [await self._delta(index, update, index not in begun)]}
             begun.add(index)
             if with_counts:
                 document["usage"] = self._usage()
@@ -86,7 +97,14 @@ class AnswerWriter:
         if with_usage:
             yield {**head, "choices": [], "usage": self._usage(), **self._speculation()}
 
-    def _choice(self, index: int, answer: _Answer) -> dict[str, Any]:
+    async def _told(
+        self, index: int, logprobs: Sequence[TokenLogprobs] | None
+    ) -> dict[str, Any] | None:
+        if self._body.num_logprobs is None:
+            return None
+        return await self._logprobs[index].document(logprobs or ())
+
+    async def _choice(self, index: int, answer: _Answer) -> dict[str, Any]:
         if self._kind == "chat":
             content: dict[str, Any] = {"message": {"role": "assistant", "content": answer.text}}
         else:
@@ -94,7 +112,7 @@ class AnswerWriter:
         choice = {
             "index": index,
             **content,
-            "logprobs": None,
+            "logprobs": await self._told(index, answer.logprobs),
             "finish_reason": answer.ending,
             "stop_reason": answer.stop_reason,
         }
@@ -103,7 +121,7 @@ class AnswerWriter:
             choice["prompt_token_ids"] = self._generation.jobs[index].prompt_token_ids
         return choice
 
-    def _delta(self, index: int, update: Update, is_first: bool) -> dict[str, Any]:
+    async def _delta(self, index: int, update: Update, is_first: bool) -> dict[str, Any]:
         if self._kind == "chat":
             role = {"role": "assistant"} if is_first else {}
             content: dict[str, Any] = {"delta": {**role, "content": update.text}}
@@ -112,7 +130,7 @@ class AnswerWriter:
         choice = {
             "index": index,
             **content,
-            "logprobs": None,
+            "logprobs": await self._told(index, update.logprobs),
             "finish_reason": update.ending,
             "stop_reason": update.stop_reason,
             "num_tokens": len(update.token_ids),

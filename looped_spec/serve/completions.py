@@ -64,6 +64,13 @@ class CompletionEndpoints:
         options = front.options
         if (body.n or 1) > options.max_n:
             raise ApiError(400, f"n must be between 1 and {options.max_n}, got {body.n}", param="n")
+        if (body.num_logprobs or 0) > options.max_logprobs:
+            name = "top_logprobs" if isinstance(body, ChatBody) else "logprobs"
+            raise ApiError(
+                400,
+                f"{name} must be between 0 and {options.max_logprobs}, got {body.num_logprobs}",
+                param=name,
+            )
         if len(body.stop or ()) > options.max_stop_strings:
             raise ApiError(
                 400,
@@ -105,6 +112,7 @@ class CompletionEndpoints:
             body,
             generation,
             front.options.per_request_spec_decode_metrics,
+            front.encoder.token_texts,
         )
         if body.stream:
             return EventStream(writer.events(), generation.close)

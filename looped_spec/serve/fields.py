@@ -12,7 +12,7 @@ from typing import Any
 from looped_spec.errors import closest
 from looped_spec.serve.errors import ApiError
 
-_LOGPROBS = "the engine hands out the chosen tokens only, the target's logits stay on the device"
+_LOGPROBS = "log probabilities are those of generated tokens; a known prompt is not computed again"
 _PENALTY = "tokens are chosen from the target's own distribution, without penalties"
 _TOOLS = "the answer is plain text, calls of tools are not parsed"
 _GUIDED = "the answer is not constrained to a grammar"
@@ -46,7 +46,6 @@ _BOTH: dict[str, _Refused] = {
 COMPLETION_REFUSED: Mapping[str, _Refused] = MappingProxyType(
     _BOTH
     | {
-        "logprobs": ((False,), _LOGPROBS),
         "prompt_embeds": ((), _EMBEDS),
         "suffix": (("",), "text is generated behind a prompt, not into one"),
     }
@@ -61,7 +60,6 @@ CHAT_REFUSED: Mapping[str, _Refused] = MappingProxyType(
         "continue_final_message": ((False,), "the answer is always a new message"),
         "function_call": (("none",), _TOOLS),
         "functions": (([],), _TOOLS),
-        "logprobs": ((False,), _LOGPROBS),
         "modalities": ((["text"],), "the answer is text"),
         "parallel_tool_calls": ((False, True), _TOOLS),
         "prediction": ((), "drafts come from the model itself"),
@@ -70,7 +68,6 @@ CHAT_REFUSED: Mapping[str, _Refused] = MappingProxyType(
         "store": ((False,), "nothing is stored"),
         "tool_choice": (("none", "auto"), _TOOLS),
         "tools": (([],), _TOOLS),
-        "top_logprobs": ((0,), _LOGPROBS),
         "verbosity": (("medium",), "ask for it in the messages"),
         "web_search_options": ((), _TOOLS),
     }

@@ -8,6 +8,7 @@ from typing import Literal
 
 from looped_spec.runtime.outputs import SpeculationMetrics
 from looped_spec.runtime.request import Request
+from looped_spec.runtime.token_logprobs import TokenLogprobs
 from looped_spec.sampling_params import SamplingParams
 from looped_spec.serve.detokenizer import GuardedDetokenizer
 from looped_spec.serve.errors import ApiError
@@ -27,6 +28,7 @@ class Update:
             and that is its last.
         stop_reason: the stop string or stop token that ended it.
         error: what to tell the client, for the ending "error".
+        logprobs: what belongs to `token_ids`, None if it was not asked for.
     """
 
     text: str
@@ -35,6 +37,7 @@ class Update:
     ending: Ending | None = None
     stop_reason: int | str | None = None
     error: ApiError | None = None
+    logprobs: list[TokenLogprobs] | None = None
 
 
 class Job:
@@ -65,3 +68,10 @@ class Job:
         self.request: Request | None = None
         self.detokenizer: GuardedDetokenizer | None = None
         self.has_ended = False
+        self._num_told = 0
+
+    def take_logprobs(self, count: int) -> list[TokenLogprobs] | None:
+        """Return what belongs to the next `count` tokens that are handed out."""
+        start, self._num_told = self._num_told, self._num_told + count
+        logprobs = self.request.logprobs if self.request is not None else None
+        return None if logprobs is None else logprobs[start : start + count]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from looped_spec.errors import ConfigError, check_int, check_number, closest, reject_unknown
+from looped_spec.sampling_params import MAX_LOGPROBS
 
 SPEC_DECODE_METRICS = ("none", "summary", "detailed")
 _PREFIX = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
@@ -42,6 +43,9 @@ class ServeOptions:
         None, "most tokens of a prompt; default: what max_model_len allows"
     )
     max_n: int = _option(16, "most answers to one prompt (n)")
+    max_logprobs: int = _option(
+        MAX_LOGPROBS, "most likely tokens of which the log probability may be asked for"
+    )
     max_stop_strings: int = _option(16, "most stop strings of a request")
     read_timeout_seconds: float = _option(
         30.0, "time that the body of a request may take; 0: any time"
@@ -61,6 +65,7 @@ class ServeOptions:
             ("max_queued_requests", 0, 2**20),
             ("max_body_bytes", 1024, 2**30),
             ("max_n", 1, 2**10),
+            ("max_logprobs", 0, MAX_LOGPROBS),
             ("max_stop_strings", 0, 2**10),
         ):
             check_int(name, getattr(self, name), low, high)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
@@ -84,6 +84,24 @@ class PromptEncoder:
         tokens = await self._in_thread(work)
         self._check_tokens(tokens, "messages")
         return tokens
+
+    async def token_texts(self, token_ids: Iterable[int]) -> dict[int, str]:
+        """Return the text of each token by itself, special ones too; "" without a tokenizer."""
+        wanted = set(token_ids)
+        tokenizer = self._tokenizer
+        if tokenizer is None:
+            return dict.fromkeys(wanted, "")
+
+        def text(token_id: int) -> str:
+            try:
+                return tokenizer.decode([token_id], skip_special_tokens=False)
+            except Exception:  # a tokenizer may have ids that it cannot decode
+                return ""
+
+        def work() -> dict[int, str]:
+            return {one: text(one) for one in wanted}
+
+        return await self._in_thread(work)
 
     def close(self) -> None:
         """End the thread."""

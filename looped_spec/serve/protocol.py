@@ -64,6 +64,11 @@ def _as_text(value: Any) -> Any:
     return "".join(parts)
 
 
+def _as_count(value: Any) -> Any:
+    """Take false, which some clients send, for none."""
+    return None if value is False else value
+
+
 class _Strict(BaseModel):
     """No unknown fields, no conversions."""
 
@@ -111,6 +116,11 @@ class GenerationBody(_Strict):
         """Most new tokens that were asked for."""
         return self.max_tokens
 
+    @property
+    def num_logprobs(self) -> int | None:
+        """How many likely tokens to tell of beside each generated one; None: of no token."""
+        return None
+
     def sampling_params(self, default_max_tokens: int) -> SamplingParams:
         """Return the parameters of the first answer; raises `ConfigError`."""
         given: dict[str, Any] = {
@@ -124,6 +134,7 @@ class GenerationBody(_Strict):
             "ignore_eos": self.ignore_eos,
             "include_stop_str_in_output": self.include_stop_str_in_output,
             "skip_special_tokens": self.skip_special_tokens,
+            "logprobs": self.num_logprobs,
         }
         kept = {name: value for name, value in given.items() if value is not None}
         return SamplingParams(max_tokens=self.token_limit or default_max_tokens, **kept)
@@ -133,6 +144,12 @@ class CompletionBody(GenerationBody):
     """The body of /v1/completions."""
 
     prompt: Annotated[list[str | list[int]], BeforeValidator(_as_prompts)]
+    logprobs: Annotated[Annotated[int, Field(ge=0)] | None, BeforeValidator(_as_count)] = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """As the field says."""
+        return self.logprobs
 
 
 class ChatBody(GenerationBody):
@@ -141,6 +158,17 @@ class ChatBody(GenerationBody):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0)] | None = None
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """`top_logprobs` where `logprobs` is true, which the one needs."""
+        if not self.logprobs:
+            if self.top_logprobs:
+                raise ApiError(400, "top_logprobs needs logprobs: true", param="top_logprobs")
+            return None
+        return self.top_logprobs or 0
 
     @property
     def token_limit(self) -> int | None:

@@ -255,7 +255,8 @@ class EngineWorker:
         if job.detokenizer is not None and job.detokenizer.error is not None:
             self._fail([job], internal_error())
         elif tokens:
-            self._outbox.append((job, Update(text, tokens, now)))
+            logprobs = job.take_logprobs(len(tokens))
+            self._outbox.append((job, Update(text, tokens, now, logprobs=logprobs)))
 
     def _give_up_one(self, now: float) -> None:
         """End the request that should run next and cannot, so that the others are not held up."""
@@ -293,7 +294,9 @@ class EngineWorker:
         if ending in ("stop", "length"):
             self._failed_answers = 0
         self._failed_answers += error is not None and error.status == 500
-        update = Update(text, tokens, time.monotonic(), ending, request.stop_reason, error)
+        logprobs = job.take_logprobs(len(tokens))
+        now = time.monotonic()
+        update = Update(text, tokens, now, ending, request.stop_reason, error, logprobs)
         self._outbox.append((job, update))
 
     def _abandon(self) -> None:

@@ -21,8 +21,11 @@ MESSAGES = [{"role": "user", "content": "the cat"}]
 @pytest.mark.parametrize(
     ("fields", "param", "text"),
     [
-        ({"logprobs": 2}, "logprobs", "'logprobs' is not supported: the engine hands out"),
-        ({"logprobs": 0}, "logprobs", "'logprobs' is not supported"),
+        ({"logprobs": 21}, "logprobs", "logprobs must be between 0 and 20, got 21"),
+        ({"logprobs": 10**12}, "logprobs", "logprobs must be between 0 and 20"),
+        ({"logprobs": -1}, "logprobs", "greater than or equal to 0"),
+        ({"logprobs": True}, "logprobs", "valid integer"),
+        ({"prompt_logprobs": 1}, "prompt_logprobs", "'prompt_logprobs' is not supported"),
         ({"echo": True}, "echo", "'echo' is not supported: the prompt is not repeated"),
         ({"suffix": "end"}, "suffix", "'suffix' is not supported"),
         ({"best_of": 2}, "best_of", "'best_of' is not supported"),
@@ -78,8 +81,10 @@ def test_a_completion_that_cannot_be_given_is_refused_by_the_fields_name(
 @pytest.mark.parametrize(
     ("fields", "param", "text"),
     [
-        ({"logprobs": True}, "logprobs", "'logprobs' is not supported"),
-        ({"top_logprobs": 3}, "top_logprobs", "'top_logprobs' is not supported"),
+        ({"logprobs": 1}, "logprobs", "valid boolean"),
+        ({"top_logprobs": 3}, "top_logprobs", "top_logprobs needs logprobs: true"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "between 0 and 20, got 21"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs", "greater than or equal to 0"),
         ({"tools": [{"type": "function"}]}, "tools", "calls of tools are not parsed"),
         ({"response_format": {"type": "json_object"}}, "response_format", "not constrained"),
         ({"messages": []}, "messages", "at least 1 item"),
