@@ -83,7 +83,7 @@ def with_estimated_cost(
     none."""
     if config.cost is not None:
         return config
-    rounds = _Rounds(
+    rounds = RoundTimes(
         StageSizes.of(adapter),
         CUDA if device.type == "cuda" else CPU,
         dtype.itemsize,
@@ -105,7 +105,7 @@ def with_estimated_cost(
     )
 
 
-class _Rounds:
+class RoundTimes:
     """Times of rounds: each stage reads its weights once a pass and computes with every row."""
 
     def __init__(

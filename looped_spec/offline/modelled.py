@@ -1,0 +1,137 @@
+"""Presets whose costs are modelled: for devices that nobody measured on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from looped_spec.control.config import AdaptiveSpecConfig, BatchBucket
+from looped_spec.control.cost import CostTable
+from looped_spec.control.default_config import DRAFT_LENGTHS, default_depths, longest_draft
+from looped_spec.control.plan import PLAIN, Candidate
+from looped_spec.offline.devices import KnownDevice
+from looped_spec.offline.roofline import BATCH_SIZES, Geometry, modelled_cost
+from looped_spec.presets import AcceptanceEntry, Preset, Provenance
+
+CONTEXT_TOKENS = 512
+"""Where candidates are compared."""
+
+MOST_CANDIDATES = 6
+NEAR_BEST = 0.9
+"""A candidate stays if it reaches this share of the best."""
+
+LEAST_GAIN = 1.02
+"""Expected speed-up below which plain decoding is where to start."""
+
+COST_NOTES = (
+    "a roofline: each layer pass reads its weights once at 0.8 of the data sheet's bandwidth and "
+    "computes at 0.6 of its dense rate, whichever takes longer with a soft corner, plus 0.03 ms to "
+    "start a layer; rounds are captured; not measured, so a run takes it as a prior only"
+)
+_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
+
+
+def modelled_preset(
+    model: str,
+    geometry: Geometry,
+    device: KnownDevice,
+    acceptance: Sequence[AcceptanceEntry],
+    acceptance_from: Provenance,
+    *,
+    command: str,
+    date: str,
+    dtype: str = "bfloat16",
+    revision: str | None = None,
+) -> Preset:
+    """Return a preset of a model on a device; without acceptance it keeps speculation off."""
+    candidates = [
+        Candidate(k, d) for d in default_depths(geometry.full_loops) for k in DRAFT_LENGTHS
+    ]
+    cost = modelled_cost(
+        geometry,
+        device,
+        candidates,
+        {"model": model, "device_name": device.device_name, "dtype": dtype},
+        _BYTES[dtype],
+    )
+    source = f"{device.source}: {device.gigabytes_per_second:g} GB/s, {device.teraflops:g} TFLOPS"
+    if acceptance:
+        buckets = _buckets(cost, geometry.full_loops, acceptance)
+        config = AdaptiveSpecConfig(geometry.full_loops, buckets)
+        why = (
+            "the (K, d) with most expected tokens per ms by the modelled costs at "
+            f"{CONTEXT_TOKENS} tokens of context, on average over workloads, and what comes within "
+            f"{100 * (1 - NEAR_BEST):.0f} % of it"
+        )
+    else:
+        config = AdaptiveSpecConfig.pinned(PLAIN, geometry.full_loops, BATCH_SIZES[-1])
+        why = "nothing is known of this model's acceptance: speculation stays off unless asked for"
+    made = {"date": date, "command": command}
+    return Preset(
+        model=model,
+        adapter=geometry.adapter,
+        device_name=device.device_name,
+        dtype=dtype,
+        full_loops=geometry.full_loops,
+        config=config,
+        cost=cost,
+        acceptance=tuple(acceptance),
+        provenance={
+            "config": Provenance("modelled", **made, notes=why),
+            "cost": Provenance(
+                "modelled", **made, source=f"{source}; {geometry.source}", notes=COST_NOTES
+            ),
+            "acceptance": acceptance_from,
+        },
+        revision=revision,
+    )
+
+
+def expected_speedup(
+    cost: CostTable, entry: AcceptanceEntry, batch_size: int, candidate: Candidate
+) -> float | None:
+    """Return E(K) T(0) / T(K, d) of a candidate of the entry's depth; None if the table lacks
+    it."""
+    plain = cost.ms(batch_size, CONTEXT_TOKENS, PLAIN)
+    ms = cost.ms(batch_size, CONTEXT_TOKENS, candidate)
+    if plain is None or ms is None:
+        return None
+    return entry.tokens(candidate.num_speculative_tokens) * plain / ms
+
+
+def speedups(
+    cost: CostTable, acceptance: Sequence[AcceptanceEntry], batch_size: int
+) -> dict[Candidate, list[float]]:
+    """Return the expected speed-up of every candidate of the table, once for each entry of its
+    depth that was not kept to evaluate with."""
+    found: dict[Candidate, list[float]] = {}
+    for candidate in cost.candidates:
+        for entry in acceptance:
+            if entry.draft_loops == candidate.draft_loops and entry.group != "evaluation":
+                value = expected_speedup(cost, entry, batch_size, candidate)
+                if value is not None:
+                    found.setdefault(candidate, []).append(value)
+    return found
+
+
+def _buckets(
+    cost: CostTable, full_loops: int, acceptance: Sequence[AcceptanceEntry]
+) -> tuple[BatchBucket, ...]:
+    """Return buckets up to the sizes of the table, each with what looks best at its largest."""
+    buckets = []
+    low = 1
+    for size in BATCH_SIZES:
+        longest = longest_draft(size)
+        mean = {
+            candidate: sum(values) / len(values)
+            for candidate, values in speedups(cost, acceptance, size).items()
+            if candidate.num_speculative_tokens <= longest
+        }
+        ranked = sorted(mean, key=lambda c: (-mean[c], c.num_speculative_tokens, c.draft_loops))
+        kept = [c for c in ranked if mean[c] >= NEAR_BEST * mean[ranked[0]]][:MOST_CANDIDATES]
+        best = ranked[0]
+        kept.sort(key=lambda c: (c.num_speculative_tokens * c.draft_loops, c.draft_loops))
+        arms = (PLAIN, *kept)
+        pays = mean[best] >= LEAST_GAIN
+        buckets.append(BatchBucket(low, size, arms, arms.index(best) if pays else 0))
+        low = size + 1
+    return tuple(buckets)
