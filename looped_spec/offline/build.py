@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from looped_spec.control.plan import PLAIN, Candidate
+from looped_spec.control.plan import PLAIN
 from looped_spec.offline.aggregate import Measured, TextKind, aggregate
 from looped_spec.offline.plan import SamplingPlan
 from looped_spec.offline.select import choose_config
@@ -108,7 +108,9 @@ def _cost_notes(plan: SamplingPlan, measured: Measured) -> list[str]:
     ]
     if measured.noise is not None:
         notes.append(f"the two plain ones differ by {100 * measured.noise:.1f} % (median)")
-    host = ", ".join(f"{ms:.2f} at batch size {size}" for size, ms in measured.host_ms.items())
+    host = ", ".join(
+        f"{ms:.2f} at batch size {size}" for size, ms in sorted(measured.host_ms.items())
+    )
     notes.append(f"of each step the engine beside its round takes, in ms: {host}")
     sizes = [
         size for size in settings.batch_sizes if len(plan.candidates(size)) < len(plan.candidates())
@@ -129,7 +131,7 @@ def _acceptance_notes(plan: SamplingPlan, measured: Measured) -> list[str]:
         f"many had this one; texts go on {settings.screen_tokens} tokens behind prompts of "
         f"{settings.prompt_tokens}"
     ]
-    if plan.reads_shadows:
+    if plan.reads_shadows and len(measured.depths) > 1:
         notes.append("drafted at the deepest depth, the shallower ones read out beside it")
     notes += [f"left out: {refused}" for refused in measured.refused]
     if measured.echoes:
@@ -156,24 +158,22 @@ def _config_notes(plan: SamplingPlan, measured: Measured) -> list[str]:
         notes.append(
             f"plain decoding against itself differs there by {100 * measured.confirm_noise:.1f} %"
         )
-    errors = [
-        abs(times / ms - 1)
-        for (size, candidate), ms in measured.round_ms.items()
-        if candidate != PLAIN and (times := _table_ms(measured, size, candidate)) is not None
-    ]
-    if errors:
+    if (error := _cost_error(plan, measured)) is not None:
         notes.append(
-            f"rounds of these runs took what the cost table says within "
-            f"{100 * statistics.median(errors):.0f} % (median)"
+            f"rounds of these runs took what the cost table says within {100 * error:.0f} % "
+            "(median), compared with plain decoding"
         )
     return notes
 
 
-def _table_ms(measured: Measured, size: int, candidate: Candidate) -> float | None:
-    """Return the time of a step at the shortest context that was measured."""
-    found = [
-        (key[1], ms)
-        for key, ms in measured.times.items()
-        if key[0] == size and key[2:] == (candidate.num_speculative_tokens, candidate.draft_loops)
-    ]
-    return min(found)[1] if found else None
+def _cost_error(plan: SamplingPlan, measured: Measured) -> float | None:
+    """Return by how much rounds on real texts differ from the cost table, both over plain decoding;
+    the context of these texts is taken in their middle."""
+    table = measured.cost_table({})
+    context = plan.settings.prompt_tokens + plan.settings.confirm_tokens / 2
+    errors = []
+    for (size, candidate), ms in measured.round_ms.items():
+        said, plain = table.ms(size, context, candidate), table.ms(size, context, PLAIN)
+        if candidate != PLAIN and said is not None and plain is not None:
+            errors.append(abs((said / plain) / (ms / measured.round_ms[size, PLAIN]) - 1))
+    return statistics.median(errors) if errors else None
