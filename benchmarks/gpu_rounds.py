@@ -209,6 +209,7 @@ class Bench:
     def place(self, runner: ModelRunner, batch_size: int, context: int) -> None:
         """Let `batch_size` rows decode at `context` tokens, each in blocks of its own."""
         state, per_row = runner.state, blocks_for(self.plan.max_model_len, runner.pool.block_size)
+        state.empty_batch()
         device = state.tables.device
         blocks = torch.arange(1, per_row * state.padding_row + 1, device=device)
         state.tables[: state.padding_row, :per_row] = blocks.view(state.padding_row, per_row)
@@ -219,7 +220,6 @@ class Bench:
         state.numbers[3] = torch.arange(state.padding_row + 1, device=device)
         state.numbers[:, -1] = 0
         state.params.zero_()
-        state.empty_batch()
         state.batch[:batch_size] = torch.arange(batch_size, device=device)
 
     @torch.inference_mode()

@@ -3,31 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from looped_spec.runtime.request import Request
-from looped_spec.runtime.row_state import RowState
+from looped_spec.runtime.row_state import BatchTensors, RowState
 from looped_spec.runtime.sampler import SamplingMode, SamplingTensors
-
-
-@dataclass(frozen=True)
-class BatchTensors:
-    """What depends on which requests run, and in which rows, but not on how far they are.
-
-    Attributes:
-        rows: [B] int64, rows of the block tables.
-        limits: [B] int64, positions from here on write to the trash block.
-        sampling: the requests' parameters and seeds.
-        mode: how much work the choice of their tokens is at most.
-    """
-
-    rows: Tensor
-    limits: Tensor
-    sampling: SamplingTensors
-    mode: SamplingMode
 
 
 def upload_batch(
@@ -97,18 +79,16 @@ class DecodeBatch:
         if requests != self._members or rows != self._rows:
             limits = [request.max_cached_tokens for request in requests]
             batch = upload_batch(requests, limits, self._vocab_size, self._device)
-            sampling = batch.sampling
-            self._state.write_batch(
-                batch.rows,
-                torch.stack((batch.limits, sampling.seeds, sampling.top_k)),
-                torch.stack((sampling.temperature, sampling.top_p, sampling.min_p)),
-            )
+            self._state.set_batch(batch, keep_starts=follows)
             self._members, self._rows, self._mode = list(requests), rows, batch.mode
             self._starts = None
-        if not follows:
+        if follows:
+            self._state.follow()
+        else:
             starts = [r.last_token for r in requests], [r.num_tokens - 1 for r in requests]
             if starts != self._starts:
-                self._state.write_starts(upload(starts, self._device))
+                both = upload(starts, self._device)
+                self._state.set_starts((both[0], both[1]))
         self._starts = None  # the round moves them
         return self._mode
 

@@ -211,8 +211,10 @@ class Engine:
         """Submit a round; without asynchronous scheduling it is run when it is read."""
         k = candidate.num_speculative_tokens
         runner, done, is_whole = self.runner, None, True
+        before: list[int] = []
         read: Callable[[], RoundResult]
         if self.async_scheduling:
+            before = [request.metrics.num_preemptions for request in requests]
             is_whole = all(
                 [r.capacity >= min(r.num_tokens + k, r.max_cached_tokens) for r in requests]
             )
@@ -223,7 +225,6 @@ class Engine:
                 done = time.perf_counter()  # a device that does not run ahead of the host
         else:
             read = partial(runner.round, requests, candidate, plan.shadow_depths)
-        before = [request.metrics.num_preemptions for request in requests]
         return RoundInFlight(
             policy=self.policy,
             plan=plan,
@@ -323,11 +324,13 @@ class Engine:
         """Read a round and commit it; add its requests to `touched`, and tell the policy. Return
         whether all that it computed is finite."""
         result = current.read()
-        places = current.live()
-        requests = [current.requests[place] for place in places]
+        requests = current.requests
         is_finite = result.is_finite
-        if len(places) < len(current.requests):
-            result = result.part(places)
+        if current.is_ahead:
+            places = current.live()
+            if len(places) < len(requests):
+                requests = [requests[place] for place in places]
+                result = result.part(places)
         tally = self._commit_round(current, requests, result)
         touched += requests
         done = time.perf_counter() if current.done is None else current.done

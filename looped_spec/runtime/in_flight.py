@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from looped_spec.runtime.engine import SpeculationPolicy
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class RoundInFlight:
     """What is run, for whom, and how to get what came of it.
 
@@ -23,7 +23,8 @@ class RoundInFlight:
         plan: what was planned.
         candidate: what is run; shorter than planned where all requests are about to end.
         requests: who is in it.
-        preemptions: how often each had been preempted when it was submitted.
+        preemptions: how often each had been preempted when it was submitted; empty where nothing
+            can come between that and its commit.
         is_whole: every request had memory for all drafts that it could have committed, so that the
             device does not get ahead of what can be committed.
         is_ahead: it was submitted before the round ahead of it had been read.
@@ -35,7 +36,7 @@ class RoundInFlight:
     policy: SpeculationPolicy
     plan: SpeculationPlan
     candidate: Candidate
-    requests: Sequence[Request]
+    requests: list[Request]
     preemptions: Sequence[int]
     is_whole: bool
     is_ahead: bool

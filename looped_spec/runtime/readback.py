@@ -14,8 +14,8 @@ class Readback:
     """
 
     def __init__(self, numbers: Tensor) -> None:
-        """Begin to copy `numbers` (int64, any shape); the tensor may be overwritten by what is
-        submitted from now on."""
+        """Begin to copy `numbers` (int64, any shape); on a CUDA device the tensor may be
+        overwritten by what is submitted from now on."""
         self._event: torch.cuda.Event | None = None
         if numbers.device.type == "cuda":
             self._host = torch.empty(numbers.shape, dtype=numbers.dtype, pin_memory=True)
@@ -23,7 +23,7 @@ class Readback:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record(torch.cuda.current_stream(numbers.device))
         else:
-            self._host = numbers.clone() if numbers.device.type == "cpu" else numbers.cpu()
+            self._host = numbers.cpu()
 
     def wait(self) -> Tensor:
         """Return the numbers on the host."""

@@ -14,7 +14,7 @@ from looped_spec.runtime.attention import AttentionBackend, PagedContext, PagedR
 from looped_spec.runtime.kv_cache import KVPool, blocks_for
 from looped_spec.runtime.logprobs import OnTargets
 from looped_spec.runtime.round import speculative_round
-from looped_spec.runtime.row_state import BatchRows, RowState
+from looped_spec.runtime.row_state import RowState
 from looped_spec.runtime.sampler import SamplingMode
 
 
@@ -93,7 +93,10 @@ class RoundProgram:
         drafts, and for each shadow depth the leading rows that agree (see `RoundOutput`); zeros in
         rows of padding. `on_targets` is for rounds that are not captured.
         """
-        rows = BatchRows(self.state, shape.batch_size, width, has_padding=has_padding)
+        if has_padding:
+            rows = self.state.static_rows(shape.batch_size, width)
+        else:
+            rows = self.state.rows(shape.batch_size, width)
         paged = PagedRows(rows.tables, rows.limits, rows.sampling.seeds)
 
         def context(where: Tensor, loops: int) -> PagedContext:

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from looped_spec.runtime.kv_cache import TRASH_BLOCK
-from looped_spec.runtime.sampler import SamplingTensors
+from looped_spec.runtime.sampler import SamplingMode, SamplingTensors
+
+
+@dataclass(frozen=True)
+class BatchTensors:
+    """What depends on which requests run, and in which rows, but not on how far they are.
+
+    Attributes:
+        rows: [B] int64, rows of the state.
+        limits: [B] int64, positions from here on write to the trash block.
+        sampling: the requests' parameters and seeds.
+        mode: how much work the choice of their tokens is at most.
+    """
+
+    rows: Tensor
+    limits: Tensor
+    sampling: SamplingTensors
+    mode: SamplingMode
+
+
+Starts = tuple[Tensor, Tensor]
+"""Newest token and its position, [B] int64 each."""
 
 
 class RowState:
@@ -15,6 +38,10 @@ class RowState:
     A round reads which rows it is for from `batch`, and leaves their next token and position here
     for the round behind it; so the host need not know them to submit that one. The row of padding
     has a limit of 0: every position of it lies past its limit, in the trash block.
+
+    Captured rounds know no other tensors. Eager rounds take those that the host has sent, and those
+    that the round before has left, as they are; they are written here when somebody needs them here
+    (`flush`).
 
     Attributes:
         tables: [R + 1, W] int64, block tables.
@@ -32,31 +59,101 @@ class RowState:
         self.numbers = torch.zeros(5, size, dtype=torch.int64, device=device)
         self.params = torch.zeros(3, size, dtype=torch.float32, device=device)
         self.batch = torch.full((num_rows,), num_rows, dtype=torch.int64, device=device)
+        self._sent: BatchTensors | None = None
+        self._starts: Starts | None = None
+        self._is_batch_here = self._are_starts_here = True
 
     @property
     def tensors(self) -> tuple[Tensor, ...]:
         """All of them."""
         return self.tables, self.numbers, self.params, self.batch
 
-    def write_batch(self, rows: Tensor, numbers: Tensor, params: Tensor) -> None:
-        """Make `rows` ([B] int64) the batch; their limits, seeds and top_k are `numbers` ([3, B]),
-        temperatures, top_p and min_p are `params` ([3, B])."""
-        self.numbers[2:].index_copy_(1, rows, numbers)
-        self.params.index_copy_(1, rows, params)
-        self.batch[: len(rows)].copy_(rows)
-        self.batch[len(rows) :].fill_(self.padding_row)
+    def set_batch(self, sent: BatchTensors, *, keep_starts: bool) -> None:
+        """Make other rows the batch; with `keep_starts` they start where rounds have left them."""
+        if keep_starts:
+            self.flush()
+        self._sent, self._starts = sent, None
+        self._is_batch_here, self._are_starts_here = False, keep_starts
 
-    def write_starts(self, starts: Tensor) -> None:
-        """Let the rows of the batch start from `starts` ([2, B]: token and position)."""
-        self.numbers[:2].index_copy_(1, self.batch[: starts.shape[1]], starts)
+    def set_starts(self, starts: Starts) -> None:
+        """Let the rows of the batch start there."""
+        self._starts, self._are_starts_here = starts, False
+
+    def follow(self) -> None:
+        """Let the next round start where the one before it ends, whatever that is.
+
+        What is no token (`NOT_FINITE`) becomes 0: a round that is submitted before the host knows
+        must have something to embed.
+        """
+        if self._starts is not None:
+            token, position = self._starts
+            self.set_starts((token.clamp(min=0), position))
+
+    def flush(self) -> None:
+        """Write everything to the tensors that have their places."""
+        sent = self._sent
+        if sent is not None and not self._is_batch_here:
+            sampling = sent.sampling
+            numbers = torch.stack((sent.limits, sampling.seeds, sampling.top_k))
+            params = torch.stack((sampling.temperature, sampling.top_p, sampling.min_p))
+            self.numbers[2:].index_copy_(1, sent.rows, numbers)
+            self.params.index_copy_(1, sent.rows, params)
+            self.batch[: len(sent.rows)].copy_(sent.rows)
+            self.batch[len(sent.rows) :].fill_(self.padding_row)
+        self._is_batch_here = True
+        if sent is not None and self._starts is not None and not self._are_starts_here:
+            token, position = self._starts
+            starts = torch.stack((token.clamp(min=0), position))  # see `follow`
+            self.numbers[:2].index_copy_(1, sent.rows, starts)
+        self._are_starts_here = True
+
+    def moved(self) -> None:
+        """Note that a captured round has moved the rows on."""
+        self._starts = None
 
     def empty_batch(self) -> None:
         """Make every row of the batch padding."""
+        self.flush()
+        self._sent = self._starts = None
         self.batch.fill_(self.padding_row)
+
+    def rows(self, size: int, width: int | None = None) -> BatchRows:
+        """Return the first `size` rows of the batch, for a round that is not captured; of their
+        tables the first `width` columns (None: all)."""
+        sent = self._sent
+        if sent is None:
+            return self.static_rows(size, width, has_padding=False)
+        starts = self._starts
+        if starts is None:
+            starts = self.numbers[:2].index_select(1, sent.rows).unbind()
+        tables = _columns(self.tables, width).index_select(0, sent.rows)
+        return BatchRows(self, sent.rows, *starts, sent.limits, sent.sampling, tables, is_live=True)
+
+    def static_rows(
+        self, size: int, width: int | None = None, *, has_padding: bool = True
+    ) -> BatchRows:
+        """Return `size` rows as `batch` names them, by operations on these tensors alone.
+
+        With `has_padding` rows of padding are told from the others by their number, and count as
+        zeros whatever stands in the state for them.
+        """
+        rows = self.batch[:size]
+        numbers = self.numbers.index_select(1, rows)
+        params = self.params.index_select(1, rows)
+        padding: Tensor | None = None
+        if has_padding:
+            padding = rows == self.padding_row
+            numbers = numbers.masked_fill(padding, 0)
+            params = params.masked_fill(padding, 0.0)
+        tokens, positions, limits, seeds, top_k = numbers.unbind()
+        temperature, top_p, min_p = params.unbind()
+        sampling = SamplingTensors(seeds, temperature, top_k, top_p, min_p)
+        tables = _columns(self.tables, width).index_select(0, rows)
+        return BatchRows(self, rows, tokens, positions, limits, sampling, tables, padding)
 
 
 class BatchRows:
-    """The rows of a batch, gathered for one round.
+    """The rows of a batch, as one round sees them.
 
     Attributes:
         tokens: [B] int64, the newest token of each.
@@ -67,41 +164,41 @@ class BatchRows:
     """
 
     def __init__(
-        self, state: RowState, size: int, width: int | None = None, *, has_padding: bool
+        self,
+        state: RowState,
+        rows: Tensor,
+        tokens: Tensor,
+        positions: Tensor,
+        limits: Tensor,
+        sampling: SamplingTensors,
+        tables: Tensor,
+        padding: Tensor | None = None,
+        *,
+        is_live: bool = False,
     ) -> None:
-        """Gather `size` rows, and the first `width` columns of their tables (None: all).
-
-        With `has_padding` rows of padding are told from the others by their number, and count as
-        zeros whatever stands in the state for them.
-        """
-        self._state = state
-        self._rows = state.batch[:size]
-        numbers = state.numbers.index_select(1, self._rows)
-        params = state.params.index_select(1, self._rows)
-        self._is_padding: Tensor | None = None
-        if has_padding:
-            self._is_padding = self._rows == state.padding_row
-            numbers = numbers.masked_fill(self._is_padding, 0)
-            params = params.masked_fill(self._is_padding, 0.0)
-        self.tokens, self.positions, self.limits, seeds, top_k = numbers.unbind()
-        temperature, top_p, min_p = params.unbind()
-        self.sampling = SamplingTensors(seeds, temperature, top_k, top_p, min_p)
-        tables = state.tables if width is None else state.tables[:, :width]
-        self.tables = tables.index_select(0, self._rows)
+        """Take what `RowState` has gathered: `padding` tells which rows are ([B] bool, None: no
+        row is), `is_live` that tensors need not be in their places."""
+        self.tokens, self.positions, self.limits = tokens, positions, limits
+        self.sampling, self.tables = sampling, tables
+        self._state, self._rows, self._padding = state, rows, padding
+        self._is_live = is_live
 
     def advance(self, next_token: Tensor, next_position: Tensor) -> None:
-        """Let the next round start there ([B] int64 each).
-
-        A token that is no token (`NOT_FINITE`) becomes 0: a round that was submitted before the
-        host knew must have something to embed.
-        """
-        starts = torch.stack((next_token.clamp(min=0), next_position))
-        if self._is_padding is not None:
-            starts = starts.masked_fill(self._is_padding, 0)
+        """Let the next round start there ([B] int64 each)."""
+        if self._is_live:
+            self._state.set_starts((next_token, next_position))
+            return
+        starts = torch.stack((next_token.clamp(min=0), next_position))  # see `RowState.follow`
+        if self._padding is not None:
+            starts = starts.masked_fill(self._padding, 0)
         self._state.numbers[:2].index_copy_(1, self._rows, starts)
 
     def without_padding(self, columns: Tensor) -> Tensor:
         """Return [B, N] `columns` with zeros in rows of padding."""
-        if self._is_padding is None:
+        if self._padding is None:
             return columns
-        return columns.masked_fill(self._is_padding[:, None], 0)
+        return columns.masked_fill(self._padding[:, None], 0)
+
+
+def _columns(tables: Tensor, width: int | None) -> Tensor:
+    return tables if width is None else tables[:, :width]

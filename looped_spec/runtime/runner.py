@@ -12,7 +12,7 @@ from torch import Tensor
 from looped_spec.adapter import ModelAdapter
 from looped_spec.control.plan import Candidate
 from looped_spec.runtime.attention import AttentionBackend, PagedContext, PagedRows
-from looped_spec.runtime.batch import BatchTensors, DecodeBatch, upload, upload_batch
+from looped_spec.runtime.batch import DecodeBatch, upload, upload_batch
 from looped_spec.runtime.early_exit import ExitRule, exit_round
 from looped_spec.runtime.graphs import GraphBackend, GraphRunner
 from looped_spec.runtime.kv_cache import TRASH_BLOCK, KVPool, blocks_for
@@ -21,7 +21,7 @@ from looped_spec.runtime.readback import Readback
 from looped_spec.runtime.request import Request
 from looped_spec.runtime.round import can_read_shadows, prefill
 from looped_spec.runtime.round_program import RoundProgram, RoundShape
-from looped_spec.runtime.row_state import BatchRows, RowState
+from looped_spec.runtime.row_state import BatchTensors, RowState
 from looped_spec.runtime.sampler import NOT_FINITE
 from looped_spec.runtime.scheduler import PrefillChunk
 from looped_spec.runtime.token_logprobs import TokenLogprobs
@@ -272,7 +272,7 @@ class ModelRunner:
         """Run a token of each request, deep enough for the rule."""
         mode = self._batch.load(requests)
         width = self.program.width_for(max([request.num_tokens for request in requests]))
-        rows = BatchRows(self.state, len(requests), width, has_padding=False)
+        rows = self.state.rows(len(requests), width)
         paged = PagedRows(rows.tables, rows.limits, rows.sampling.seeds)
         positions = rows.positions[:, None]
         reader = LogprobReader.of(requests)

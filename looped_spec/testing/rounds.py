@@ -42,6 +42,7 @@ def randomize(program: RoundProgram, batch_size: int, seed: int, room: int = 12)
     dice = torch.Generator().manual_seed(seed)
     state, pool = program.state, program.pool
     num_rows, width = state.padding_row, state.tables.shape[1]
+    state.empty_batch()
 
     def integers(low: int, high: int, *shape: int) -> Tensor:
         return torch.randint(low, high, shape, generator=dice)
@@ -66,7 +67,6 @@ def randomize(program: RoundProgram, batch_size: int, seed: int, room: int = 12)
         torch.rand(num_rows, generator=dice) * 0.1,
     )
     state.params[:, :num_rows].copy_(torch.stack(params))
-    state.empty_batch()
     state.batch[:batch_size].copy_(torch.randperm(num_rows, generator=dice)[:batch_size])
 
 

@@ -132,16 +132,20 @@ class GraphRunner:
     ) -> Tensor:
         """Run a round of the batch that `program.state` holds; see `RoundProgram.__call__`.
 
-        `num_positions` is the length of the longest row at the end of the round, at most. The
-        result may be overwritten by the next round.
+        `num_positions` is the length of the longest row at the end of the round, at most. On a CUDA
+        device the next round may overwrite the result.
         """
         if self.is_active:
             more = "logprobs" if on_targets else "shadow depths" if shadow_depths else None
             captured = None if more else self._find(shape)
             if captured is not None:
+                self.program.state.flush()
                 captured.replay()
+                self.program.state.moved()
                 self.stats.replays += 1
-                return captured.numbers[: shape.batch_size]
+                numbers = captured.numbers[: shape.batch_size]
+                # On a CUDA device the copy to the host is queued before anything overwrites them.
+                return numbers if numbers.is_cuda else numbers.clone()
             self.stats.eager_rounds[more or "not captured"] += 1
         width = self.program.width_for(num_positions) if num_positions else None
         return self.program(
