@@ -205,7 +205,6 @@ class ModelRunner:
                     logprobs[index] = own[0]
         return tokens
 
-    @torch.inference_mode()
     def round(
         self,
         requests: Sequence[Request],
@@ -268,6 +267,7 @@ class ModelRunner:
         self.graphs.capture(shapes, show_progress=show_progress)
         self._batch.forget()
 
+    @torch.inference_mode()
     def _exit_round(self, requests: Sequence[Request], rule: ExitRule) -> RoundResult:
         """Run a token of each request, deep enough for the rule."""
         mode = self._batch.load(requests)
