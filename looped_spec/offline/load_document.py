@@ -12,6 +12,7 @@ from looped_spec.errors import ConfigError, check_int, reject_unknown
 from looped_spec.version import __version__
 
 if TYPE_CHECKING:
+    from looped_spec.presets.lookup import PresetChoice
     from looped_spec.runtime.llm import LLM
 
 SCHEMA_VERSION = 1
@@ -49,6 +50,7 @@ def settings_of(
         "output_tokens": output_tokens,
         "temperature": temperature,
         "seed": opts.seed,
+        "preset": _preset(llm.preset),
         "configuration": None if config is None else _hash(config.to_json()),
         "looped_spec": __version__,
         "workloads": {
@@ -111,6 +113,18 @@ def check_same_scenario(before: Mapping[str, Any], now: Mapping[str, Any], sourc
                 f"'{source}' cannot be resumed: {name} of {now['mixture']}, {now['profile']} is "
                 f"{_shown(before.get(name))} there, {_shown(now[name])} now; give another file"
             )
+
+
+def _preset(choice: PresetChoice) -> dict[str, Any] | None:
+    """Return which preset was taken and whether it is of this very model and device."""
+    if choice.preset is None:
+        return None
+    taken = choice.as_dict()
+    return {
+        "file": choice.preset.file_name,
+        "exact": taken["exact"],
+        "differences": taken["differences"],
+    }
 
 
 def _plain(value: Any) -> Any:
