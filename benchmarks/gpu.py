@@ -24,6 +24,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -164,9 +165,9 @@ def describe(plan: Plan, found: dict[str, Any]) -> None:
     """Say what this runs on, and how fast its memory is."""
     device = torch.device(plan.device, 0) if plan.is_cuda else torch.device("cpu")
     found.update(machine_facts(device))
-    for package in ("triton", "flash_attn", "transformers"):
-        with contextlib.suppress(Exception):
-            found[package] = getattr(__import__(package), "__version__", "unknown")
+    for package in ("triton", "flash-attn", "transformers"):
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
     found["copy_gb_per_s"] = copy_speed(plan)
     if plan.is_cuda:
         facts = torch.cuda.get_device_properties(0)

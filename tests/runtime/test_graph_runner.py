@@ -10,7 +10,7 @@ import torch
 from recorded_graphs import Recorded, out_of_memory
 from toys import PROMPTS, assert_all_free, oracle_text, run_to_end, shared_toy
 
-from looped_spec.control.plan import PLAIN, Candidate
+from looped_spec.control.plan import PLAIN, Candidate, RoundFeedback, SpeculationPlan
 from looped_spec.control.static import StaticPolicy
 from looped_spec.runtime.graphs import GraphRunner
 from looped_spec.runtime.round_program import RoundShape
@@ -213,3 +213,46 @@ def test_a_smaller_candidate_runs_over_buffers_of_the_largest() -> None:
     for request, prompt, params in zip(requests, PROMPTS, PARAMS, strict=True):
         assert request.output_token_ids == oracle_text(prompt, params)
     assert engine.runner.graphs.stats.replays > 0
+
+
+class InTurn:
+    """Plans a captured and an uncaptured candidate in turn."""
+
+    def __init__(self, *candidates: Candidate) -> None:
+        self.candidates = candidates
+        self.num_plans = 0
+
+    def plan(
+        self, batch_size: int, *, context_tokens: int = 0, new_requests: int = 0
+    ) -> SpeculationPlan:
+        self.num_plans += 1
+        number = self.num_plans
+        return SpeculationPlan(number, self.candidates[number // 2 % len(self.candidates)])
+
+    def observe(self, feedback: RoundFeedback) -> None: ...
+
+
+@pytest.mark.parametrize("async_scheduling", [False, True])
+def test_captured_and_eager_rounds_go_on_where_the_other_kind_has_left_the_rows(
+    async_scheduling: bool,
+) -> None:
+    engine = make_engine(
+        shared_toy(),
+        num_speculative_tokens=2,
+        draft_loops=1,
+        graph_backend=Recorded(),
+        max_num_seqs=3,
+        async_scheduling=async_scheduling,
+    )
+    engine.policy = InTurn(Candidate(2, 1), Candidate(1, 2), PLAIN)
+    engine.candidates = frozenset({Candidate(2, 1), Candidate(1, 2), PLAIN})
+    requests = []
+    for prompt, params in [*zip(PROMPTS, PARAMS, strict=True), (PROMPTS[0], PARAMS[2])]:
+        requests.append((engine.add_request(prompt, params), prompt, params))
+        for _ in range(2):
+            engine.step()
+    run_to_end(engine)
+    for request, prompt, params in requests:
+        assert request.output_token_ids == oracle_text(prompt, params)
+    stats = engine.runner.graphs.stats
+    assert stats.replays > 5 and stats.eager_rounds["not captured"] > 3
