@@ -37,6 +37,7 @@ _ENGINE = (
     "num_threads",
     "full_loops",
     "attention_backend",
+    "graph_backend",
     "kv_cache_memory_bytes",
     "max_model_len",
     "load_format",
@@ -117,7 +118,9 @@ def run(args: argparse.Namespace) -> int:
     from looped_spec.offline.prepare import make_measurer
 
     with memory_errors():
-        return _carry_out(args, make_measurer(llm, paths, settings))
+        measurer = make_measurer(llm, paths, settings)
+        measurer.capture()
+        return _carry_out(args, measurer)
 
 
 def _carry_out(args: argparse.Namespace, measurer: Measurer) -> int:

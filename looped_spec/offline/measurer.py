@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from looped_spec.control.plan import Candidate
+from looped_spec.control.config import AdaptiveSpecConfig, BatchBucket
+from looped_spec.control.plan import PLAIN, Candidate
 from looped_spec.offline.cells import AcceptanceRun, Cell, CostBlock
 from looped_spec.offline.measure_acceptance import measure_acceptance
 from looped_spec.offline.measure_cost import measure_cost
@@ -31,6 +32,19 @@ class Measurer:
     llm: LLM
     plan: SamplingPlan
     rows: Mapping[str, Sequence[Sequence[int]]]
+
+    def capture(self) -> None:
+        """Capture all rounds that will be timed, where this device captures rounds."""
+        if self.llm.engine.runner.graphs.is_active:
+            most = self.llm.options.max_num_seqs
+            sizes = sorted({*self.plan.settings.batch_sizes, most})
+            buckets, low = [], 1
+            for size in sizes:
+                arms = (PLAIN, *self.plan.candidates(size))
+                buckets.append(BatchBucket(low, size, arms))
+                low = size + 1
+            config = AdaptiveSpecConfig(self.plan.full_loops, tuple(buckets))
+            self.llm.set_adaptive_speculation(config)
 
     def measure(self, cell: Cell) -> dict[str, Any]:
         """Return the data of a cell, as it is kept."""

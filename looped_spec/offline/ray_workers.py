@@ -127,4 +127,6 @@ def _measurer(spec: str) -> Measurer:
                 f"a worker's {name} is '{value}', the plan's '{getattr(plan, name)}': give --ray a "
                 "cluster of one kind of device, the one that this command runs on"
             )
-    return Measurer(llm, plan, document["rows"])
+    measurer = Measurer(llm, plan, document["rows"])
+    measurer.capture()
+    return measurer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 
 import pytest
 from fake_cells import make_plan
@@ -144,6 +145,27 @@ def test_an_interruption_in_a_cell_leaves_the_engine_idle(
         with pytest.raises(KeyboardInterrupt):
             Measurer(llm, plan, rows).measure(cell)
         assert_idle(llm)
+
+
+def test_rounds_are_captured_before_they_are_timed_where_rounds_are_captured(
+    tmp_path: Path,
+) -> None:
+    folder = write_tiny_model(tmp_path / "model")
+    llm = LLM(str(folder), max_num_seqs=2, num_speculative_tokens=0, graph_backend="traced")
+    plan = dataclasses.replace(
+        make_plan(ks=(2,), ds=(1,), batch_sizes=(1, 2)), full_loops=llm.full_loops
+    )
+    measurer = Measurer(llm, plan, {})
+    measurer.capture()
+    graphs = llm.engine.runner.graphs
+    shapes = {(s.batch_size, s.num_speculative_tokens) for s in graphs.captured_shapes}
+    assert {(1, 0), (2, 0), (1, 2), (2, 2)} <= shapes
+    before = graphs.stats.as_dict()
+    measurer.measure(CostBlock(2, 8, 0))
+    after = graphs.stats.as_dict()
+    assert after["replays"] > before["replays"]
+    for name in ("captured", "eager_rounds"):
+        assert after[name] == before[name]
 
 
 def test_text_that_repeats_itself_is_told_from_text_that_does_not() -> None:
