@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from control_bench.measure import POLICIES
 from control_bench.suites import SUITES
 
+# A document read back has its keys in alphabetical order, which tells a reader nothing.
+_ORDER = {
+    name: place
+    for place, name in enumerate(
+        (
+            *POLICIES,
+            *SUITES,
+            "none",
+            "none, with shadow depths",
+            "decide_us_p50",
+            "decide_us_p99",
+            "feedback_us_p50",
+            "feedback_us_p99",
+        )
+    )
+}
 _UNITS = {"": "", "x": "", "rounds": ""}
 
 
@@ -72,7 +89,8 @@ def _targets(rows: Sequence[Mapping[str, Any]]) -> str:
 def _suites(policies: Mapping[str, Any], statics: Mapping[str, Any]) -> str:
     names = list(SUITES)
     rows = []
-    for policy, suites in policies.items():
+    for policy in _in_order(policies):
+        suites = policies[policy]
         cells = [
             f"{100 * suites[name]['regret']['mean']:.1f}" if name in suites else "-"
             for name in names
@@ -89,7 +107,8 @@ def _suites(policies: Mapping[str, Any], statics: Mapping[str, Any]) -> str:
 
 def _tuned(tuned: Mapping[str, Any]) -> str:
     rows = []
-    for name, found in tuned.items():
+    for name in _in_order(tuned):
+        found = tuned[name]
         chosen = found["settings"]
         ladders = "; ".join(
             f"B <= {edge}: {' '.join(f'{k},{d}' for k, d in rungs)}"
@@ -109,14 +128,15 @@ def _tuned(tuned: Mapping[str, Any]) -> str:
 
 
 def _errors(found: Mapping[str, Any]) -> str:
-    suites = list(next(iter(found.values())))
-    rows = [(title, *(_both(row[name]) for name in suites)) for title, row in found.items()]
+    suites = _in_order(next(iter(found.values())))
+    rows = [(title, *(_both(found[title][name]) for name in suites)) for title in _in_order(found)]
     return _table(("error", *suites), rows)
 
 
 def _speed(found: Mapping[str, Any]) -> str:
     rows = []
-    for policy, kinds in found.items():
+    for policy in _in_order(found):
+        kinds = found[policy]
         for kind, facts in kinds.items():
             numbers = (facts["p50"], facts["p95"], facts["mean"], facts["count"])
             rows.append((policy, kind, *(_short(n) for n in numbers)))
@@ -138,7 +158,7 @@ def _fight(found: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _scenarios(found: Sequence[Mapping[str, Any]]) -> str:
-    policies = list(found[0]["passed"]) if found else []
+    policies = _in_order(found[0]["passed"]) if found else []
     rows = [
         (row["name"], row["required"], *(f"{100 * row['passed'][p]:.0f}%" for p in policies))
         for row in found
@@ -147,7 +167,7 @@ def _scenarios(found: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _published(found: Sequence[Mapping[str, Any]]) -> str:
-    policies = list(found[0]["regret"]) if found else []
+    policies = _in_order(found[0]["regret"]) if found else []
     rows = [
         (
             row["name"],
@@ -171,11 +191,17 @@ def _noise_floor(found: Mapping[str, Any]) -> str:
 
 def _timing(found: Mapping[str, Any]) -> str:
     rows = []
-    for policy, sizes in found.items():
-        for batch_size, row in sizes.items():
-            rows.append((policy, batch_size, *(f"{value:.1f}" for value in row.values())))
-    keys = [key.replace("_", " ") for key in next(iter(next(iter(found.values())).values()))]
-    return _table(("policy", "B", *keys), rows)
+    keys = _in_order(next(iter(next(iter(found.values())).values())))
+    for policy in _in_order(found):
+        for batch_size in sorted(found[policy], key=int):
+            row = found[policy][batch_size]
+            rows.append((policy, batch_size, *(f"{row[key]:.1f}" for key in keys)))
+    return _table(("policy", "B", *(key.replace("_", " ") for key in keys)), rows)
+
+
+def _in_order(names: Iterable[str]) -> list[str]:
+    """Return names in the order in which a reader expects them, unknown ones behind as they are."""
+    return sorted(names, key=lambda name: _ORDER.get(name, len(_ORDER)))
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -194,7 +220,7 @@ def _both(value: Mapping[str, float], unit: str = "") -> str:
 
 
 def _pairs(found: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {100 * value:.1f}" for name, value in found.items())
+    return ", ".join(f"{name} {100 * found[name]:.1f}" for name in _in_order(found))
 
 
 def _short(value: float) -> str:

@@ -280,7 +280,16 @@ def timing_targets(timing: Mapping[str, Mapping[str, float]]) -> list[Target]:
     }
     at_8, at_32 = timing["8"]["feedback_us_p50"], timing["32"]["feedback_us_p50"]
     note = "depends on the machine, see there"
+    fastest = timing["1"]["decide_us_p50"] + timing["1"]["feedback_us_p50"]
     return [
+        Target(
+            "decide and feedback, of a round of 5 ms at B = 1, median",
+            "%",
+            0.1,
+            0.1,
+            _point(100 * fastest / 5000),
+            note="scenario 39; depends on the machine, see there",
+        ),
         Target("decide, median, any B", "us", 10, 3, _point(worst["decide_us_p50"]), note=note),
         Target("decide, p99, any B", "us", 40, 15, _point(worst["decide_us_p99"]), note=note),
         Target("feedback, median, B = 8", "us", 15, 5, _point(at_8), note=note),

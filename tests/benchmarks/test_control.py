@@ -10,8 +10,18 @@ from dataclasses import replace
 from pathlib import Path
 
 import control
+import control_held_out
 import pytest
-from control_bench import landscapes, published, statics, suites, targets, transitions, tuning
+from control_bench import (
+    held_out,
+    landscapes,
+    published,
+    statics,
+    suites,
+    targets,
+    transitions,
+    tuning,
+)
 from control_bench.baselines import RFC_LADDERS, RfcEma, SglangEma, ThroughputAware, TwoArms
 from control_bench.measure import POLICIES, SHADOWS, per_seed, ratio, run_suites, run_trace
 from control_bench.report import report
@@ -304,3 +314,43 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     assert control.main(arguments) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: ") and message in error and error.count("\n") == 1
+
+
+def test_held_out_loads_are_of_no_seed_that_was_tuned_on_and_always_the_same() -> None:
+    traces = held_out.held_out(6)
+    assert traces == held_out.held_out(8)[:6]
+    assert held_out.FIRST_SEED > 1000
+    assert len({repr(trace.phases) for trace in traces}) == 6
+    for trace in traces:
+        assert read_trace(json.loads(json.dumps(trace_document(trace)))) == trace
+
+
+def test_held_out_loads_are_reported_with_every_policy(tmp_path: Path) -> None:
+    assert control_held_out.main(["--quick", "--out", str(tmp_path)]) == 0
+    document = json.loads((tmp_path / "control-held-out.json").read_text())
+    assert (tmp_path / "control-held-out.md").read_text() == control_held_out.page(document)
+    oracle = next(row for row in document["policies"] if row["policy"] == "oracle")
+    assert oracle["regret"] == {"mean": 0, "low": 0, "high": 0}
+    assert control_held_out.main(["--loads", "0"]) == 2
+
+
+def test_a_page_lists_sizes_by_size_and_policies_as_they_are_told() -> None:
+    page = (MEASURED / "control.md").read_text()
+    sizes = [line.split(" | ")[1] for line in page.splitlines() if line.startswith("| goodput | ")]
+    assert sizes[-4:] == ["1", "8", "32", "256"]
+    table = page.split("## Regret by suite", 1)[1].split("![", 1)[0].splitlines()
+    names = [line.split(" | ")[0].removeprefix("| ") for line in table if line.startswith("| ")]
+    assert names[2 : 2 + len(POLICIES)] == list(POLICIES)
+
+
+def test_time_is_measured_again_into_what_was_kept(tmp_path: Path) -> None:
+    document = json.loads((MEASURED / "control.json").read_text())
+    before = document["policies"]
+    document["timing"]["goodput"]["1"]["decide_us_p50"] = -1.0
+    (tmp_path / "control.json").write_text(json.dumps(document))
+    assert control.main(["--retime", "--out", str(tmp_path)]) == 0
+    again = json.loads((tmp_path / "control.json").read_text())
+    assert again["policies"] == before
+    assert again["timing"]["goodput"]["1"]["decide_us_p50"] > 0
+    assert (tmp_path / "control.md").read_text() == report(again)
+    assert control.main(["--retime"]) == 2
