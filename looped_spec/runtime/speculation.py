@@ -59,6 +59,9 @@ def complete_candidate(
     if draft_loops is None:
         suggested = adapter.default_speculation
         draft_loops = min(suggested[1] if suggested else 1, max(full_loops - 1, 1))
+    elif num_speculative_tokens == 0:
+        # Nothing is drafted, so it does not matter, but a mistake should not pass unseen.
+        check_int("draft_loops", draft_loops, 0, full_loops - 1)
     return Candidate(num_speculative_tokens, draft_loops).check(full_loops)
 
 
@@ -109,7 +112,8 @@ def check_config(
     if config.full_loops != full_loops:
         raise ConfigError(
             f"the adaptive configuration is for full_loops {config.full_loops}, this run has "
-            f"{full_loops}"
+            f"{full_loops}: give full_loops={config.full_loops} to run as deep, or a "
+            f"configuration made for full_loops {full_loops}"
         )
     return config.check_engine(max_num_seqs)
 
@@ -166,11 +170,15 @@ def _document(name: str, given: Any) -> Mapping[str, Any]:
     """Return a JSON object that came as a mapping, as its text, or as the path of a file."""
     if isinstance(given, Mapping):
         return given
-    text, source = str(given), name
-    if not text.lstrip().startswith("{"):
+    text, source = str(given).strip(), name
+    if not isinstance(given, str | Path) or not text or _is_json(text):
+        raise ConfigError(
+            f"{name} must be a JSON object or the name of a file with one, got {given!r:.60}"
+        )
+    if not text.startswith("{"):
         source = f"{name} '{given}'"
         try:
-            text = Path(given).read_text()
+            text = Path(given).read_text(encoding="utf-8")
         except (OSError, TypeError, ValueError) as error:
             raise ConfigError(f"{source} cannot be read: {error}") from error
     try:
@@ -180,3 +188,13 @@ def _document(name: str, given: Any) -> Mapping[str, Any]:
     if not isinstance(document, dict):
         raise ConfigError(f"{source} must be a JSON object, got {document!r:.60}")
     return document
+
+
+def _is_json(text: str) -> bool:
+    """Return whether a text is JSON, but no object, or seems meant to be a list."""
+    if text.startswith("["):
+        return True
+    try:
+        return not isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False

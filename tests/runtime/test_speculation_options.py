@@ -184,6 +184,19 @@ def test_early_exit_takes_no_speculation_of_any_kind(options: dict[str, Any]) ->
         ({"speculative_adaptive_config": "{"}, "speculative_adaptive_config is no JSON"),
         ({"speculative_adaptive_config": {"bucket": 1}}, r"'bucket' \(did you mean 'buckets'"),
         ({"speculative_config": "{"}, "speculative_config is no JSON"),
+        *(
+            ({name: given}, f"{name} must be a JSON object or the name of a file with one, got")
+            for name in ("speculative_config", "speculative_adaptive_config")
+            for given in ("", "  ", "[]", "[1", "null", "3", '"text"', 7, [])
+        ),
+        (
+            {"speculative_config": {"num_speculative_tokens": 0, "draft_loops": 9}},
+            "draft_loops must be between 0 and 3, got 9",
+        ),
+        (
+            {"num_speculative_tokens": 0, "draft_loops": 9},
+            "draft_loops must be between 0 and 3, got 9",
+        ),
     ],
 )
 def test_a_wrong_value_is_refused(options: dict[str, Any], message: str) -> None:
@@ -192,7 +205,7 @@ def test_a_wrong_value_is_refused(options: dict[str, Any], message: str) -> None
 
 
 def test_a_configuration_of_another_depth_or_size_is_refused_with_the_numbers() -> None:
-    with pytest.raises(ConfigError, match="is for full_loops 4, this run has 3"):
+    with pytest.raises(ConfigError, match="is for full_loops 4, this run has 3: give full_loops=4"):
         choose_speculation(EngineOptions(speculative_adaptive_config=CONFIG), shared_toy(), 3)
     with pytest.raises(ConfigError, match="max_num_seqs = 8, they end at 32"):
         choose_speculation(
