@@ -42,11 +42,6 @@ class ChangeDetector:
         """Whether the evidence for an upward change outweighs a single hit that was likely."""
         return self._up > RISING
 
-    @property
-    def suspicion(self) -> float:
-        """The larger sum over the threshold: 1 is an alarm."""
-        return max(self._up, self._down) / self._threshold
-
     def step(self, residual: float, variance: float, alertness: float = 1.0) -> int:
         """Take the residual H - E of one round with its variance V; return UP, DOWN or NONE.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
@@ -30,7 +31,7 @@ MAX_PENDING = 64
 
 STAY_ROUNDS = 8
 FAR_BEYOND = 2
-STATE_VERSION = 1
+STATE_VERSION = 2
 
 Consensus = Callable[[int], int]
 """Takes this rank's vote, a position in the bucket's candidates, and returns the agreed one."""
@@ -186,6 +187,7 @@ class AdaptiveController:
         return {
             "version": STATE_VERSION,
             "policy": self.config.policy,
+            "candidates": self._listed(),
             "next_id": self._next_id,
             "bucket": self._bucket,
             "rounds_below": self._rounds_below,
@@ -197,6 +199,8 @@ class AdaptiveController:
 
         Raises `ConfigError`, and keeps what it had, if the document is no such state.
         """
+        if not isinstance(state, Mapping):
+            raise ConfigError(f"a controller state must be a JSON object, got {state!r:.40}")
         if state.get("version") != STATE_VERSION:
             raise ConfigError(
                 f"version of a controller state must be {STATE_VERSION}, "
@@ -207,8 +211,13 @@ class AdaptiveController:
                 f"the state is of policy {state.get('policy')!r}, this controller runs "
                 f"'{self.config.policy}'"
             )
+        if state.get("candidates") != self._listed():
+            raise ConfigError(
+                "the state is of a controller with other buckets or candidates than this one's"
+            )
         policy = _POLICIES[self.config.policy](self.config)  # a document that fails leaves no trace
         try:
+            json.dumps(state["learnt"], allow_nan=False)  # raises for NaN and infinities
             policy.load_state_dict(state["learnt"])
             next_id, bucket, below = (int(state[n]) for n in ("next_id", "bucket", "rounds_below"))
             current = [policy.current(index) for index in range(len(self._candidates))]
@@ -230,6 +239,10 @@ class AdaptiveController:
         self._policy = policy
         self._next_id, self._bucket, self._rounds_below = next_id, bucket, below
         self._pending.clear()
+
+    def _listed(self) -> list[list[list[int]]]:
+        """Return [K, d] of every candidate by bucket."""
+        return [[[c.num_speculative_tokens, c.draft_loops] for c in b] for b in self._candidates]
 
     def _bucket_of(self, batch_size: int) -> int:
         """Return the bucket: a larger one at once, a smaller one only for good.

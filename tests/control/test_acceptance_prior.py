@@ -146,7 +146,12 @@ def test_a_depth_that_is_no_candidate_is_left_out() -> None:
         (lambda: AcceptanceCounts(1, (0,), (0,)), "must be more than 0 at the first position"),
         (lambda: AcceptanceCounts(1, (), ()), "must have 1 to 64 positions, got 0"),
         (lambda: AcceptanceCounts(1, (math.nan,), (1,)), "must be a finite number, got nan"),
-        (lambda: AcceptanceCounts(1, ("1",), (1,)), "must be a finite number, got '1'"),
+        (
+            lambda: AcceptanceCounts.from_json(
+                {"draft_loops": 1, "accepted": ["1"], "trials": [1]}
+            ),
+            "must be a finite number, got '1'",
+        ),
         (lambda: AcceptancePrior(()), "counts of an acceptance prior must not be empty"),
         (lambda: AcceptancePrior((EASY, HARD)), "has draft_loops 1 twice"),
         (lambda: AcceptancePrior((EASY,), -1), "trials of an acceptance prior must be between"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from typing import Any
 
 import pytest
@@ -62,7 +63,11 @@ def test_ranks_that_load_one_state_keep_its_choices_and_agree(policy: str) -> No
 
 BROKEN: list[tuple[str, Any]] = [
     ("version", 99),
+    ("version", 1),
+    ("version", "2"),
     ("policy", "other"),
+    ("candidates", []),
+    ("candidates", None),
     ("learnt", None),
     ("learnt", []),
     ("learnt", 5),
@@ -94,4 +99,31 @@ def test_a_state_without_a_part_is_an_error(policy: str, key: str) -> None:
     state = controller.state_dict()
     del state[key]
     with pytest.raises(ConfigError, match=key):
+        controller.load_state_dict(state)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("state", [None, [], 3, "{}"])
+def test_what_is_no_object_is_no_state(policy: str, state: Any) -> None:
+    with pytest.raises(ConfigError, match="a controller state must be a JSON object, got"):
+        trained(policy).load_state_dict(state)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_state_of_other_candidates_is_refused(policy: str) -> None:
+    """Of more, of fewer, or of the same number."""
+    controller = trained(policy)
+    state = controller.state_dict()
+    bucket = state["candidates"][0]
+    for others in (bucket[:-1], [*bucket, [60, 1]], [*bucket[:-1], [60, 1]]):
+        changed = copy.deepcopy(state) | {"candidates": [others, *state["candidates"][1:]]}
+        with pytest.raises(ConfigError, match="other buckets or candidates than this one's"):
+            controller.load_state_dict(changed)
+
+
+def test_a_state_with_numbers_that_are_none_is_refused() -> None:
+    controller = trained("goodput")
+    state = copy.deepcopy(controller.state_dict())
+    state["learnt"]["acceptance"]["levels"]["means"][0] = math.nan
+    with pytest.raises(ConfigError, match="the state is not one of this configuration"):
         controller.load_state_dict(state)

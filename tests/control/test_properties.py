@@ -179,13 +179,13 @@ def sizes(value: Any, seen: set[int]) -> int:
     return sum(sizes(getattr(value, name, None), seen) for name in names)
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_memory_stops_growing(policy: str) -> None:
-    """20,000 rounds with feedback that is lost, late or repeated, over a few loads."""
+def held_after(policy: str, rounds: int) -> tuple[int, int]:
+    """Return the items that a controller holds after half of the rounds and after all, over a few
+    loads, with feedback that is lost, late or repeated."""
     controller = controller_of(policy)
     dice = random.Random(1)
     held: list[int] = []
-    for number in range(20_000):
+    for number in range(rounds):
         batch_size = (1, 2, 8, 12)[number // 25 % 4]
         plan = controller.plan(batch_size, context_tokens=64 << number // 500 % 4)
         k = plan.candidate.num_speculative_tokens
@@ -195,8 +195,23 @@ def test_memory_stops_growing(policy: str) -> None:
             controller.observe(feedback)
         if number % 11 == 0:
             controller.observe(feedback)
-        if number in (9_999, 19_999):
+        if number + 1 in (rounds // 2, rounds):
             held.append(sizes(controller, set()))
-    assert held[0] > 100
-    assert held[1] <= 1.02 * held[0] + 64
     assert_sound(controller)
+    return held[0], held[1]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_memory_stops_growing(policy: str) -> None:
+    half, whole = held_after(policy, 20_000)
+    assert half > 100
+    assert whole <= 1.02 * half + 64
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", POLICIES)
+def test_memory_is_the_same_after_a_million_rounds(policy: str) -> None:
+    _, early = held_after(policy, 20_000)
+    half, whole = held_after(policy, 1_000_000)
+    assert whole <= 1.02 * half + 64
+    assert whole <= 1.05 * early + 64
