@@ -123,11 +123,14 @@ class RowState:
         sent = self._sent
         if sent is None:
             return self.static_rows(size, width, has_padding=False)
-        starts = self._starts
-        if starts is None:
-            starts = self.numbers[:2].index_select(1, sent.rows).unbind()
+        if self._starts is None:
+            token, position = self.numbers[:2].index_select(1, sent.rows).unbind()
+        else:
+            token, position = self._starts
         tables = _columns(self.tables, width).index_select(0, sent.rows)
-        return BatchRows(self, sent.rows, *starts, sent.limits, sent.sampling, tables, is_live=True)
+        return BatchRows(
+            self, sent.rows, token, position, sent.limits, sent.sampling, tables, is_live=True
+        )
 
     def static_rows(
         self, size: int, width: int | None = None, *, has_padding: bool = True
