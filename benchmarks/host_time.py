@@ -33,7 +33,8 @@ from looped_spec.control.static import StaticPolicy
 from looped_spec.offline.machine import machine_facts
 from looped_spec.runtime import round_program
 from looped_spec.runtime import runner as runner_module
-from looped_spec.runtime.engine import Engine, SpeculationPolicy
+from looped_spec.runtime.engine import Engine
+from looped_spec.runtime.policy import SpeculationPolicy
 from looped_spec.runtime.round import RoundOutput
 from looped_spec.testing.engine import make_engine
 from looped_spec.testing.toy import ToyAdapter, make_toy

@@ -15,8 +15,8 @@ from looped_spec.errors import ConfigError, closest
 from looped_spec.offline.load import Profile
 
 if TYPE_CHECKING:
-    from looped_spec.runtime.engine import SpeculationPolicy
     from looped_spec.runtime.llm import LLM
+    from looped_spec.runtime.policy import SpeculationPolicy
 
 Variant = Literal["", "warm", "off", "again"]
 

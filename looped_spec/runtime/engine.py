@@ -5,12 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from typing import Protocol
 
-from looped_spec.control.plan import PLAIN, Candidate, RoundFeedback, SpeculationPlan
+from looped_spec.control.plan import PLAIN, Candidate, SpeculationPlan
 from looped_spec.errors import CapacityError, ConfigError, NotFiniteError
 from looped_spec.runtime.in_flight import RoundInFlight
 from looped_spec.runtime.outputs import SpeculationMetrics
+from looped_spec.runtime.policy import SpeculationPolicy
 from looped_spec.runtime.request import Detokenizer, Request, Status
 from looped_spec.runtime.runner import ModelRunner, RoundResult
 from looped_spec.runtime.sampler import NOT_FINITE
@@ -18,21 +18,6 @@ from looped_spec.runtime.scheduler import PrefillChunk, Scheduler
 from looped_spec.runtime.tally import RoundTally
 from looped_spec.runtime.token_logprobs import TokenLogprobs
 from looped_spec.sampling_params import SamplingParams
-
-
-class SpeculationPolicy(Protocol):
-    """Decides what each round runs; see `looped_spec.control`."""
-
-    def plan(
-        self, batch_size: int, *, context_tokens: int = 0, new_requests: int = 0
-    ) -> SpeculationPlan:
-        """Return what to run with `batch_size` decoding requests, `new_requests` of them for the
-        first time, that have `context_tokens` tokens each on average."""
-        ...
-
-    def observe(self, feedback: RoundFeedback) -> None:
-        """Take note of a round's outcome."""
-        ...
 
 
 class Engine:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from looped_spec.control.plan import Candidate, SpeculationPlan
+from looped_spec.runtime.policy import SpeculationPolicy
 from looped_spec.runtime.request import Request, Status
 from looped_spec.runtime.runner import RoundResult
-
-if TYPE_CHECKING:
-    from looped_spec.runtime.engine import SpeculationPolicy
 
 
 @dataclass(slots=True)

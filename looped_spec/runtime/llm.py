@@ -25,27 +25,19 @@ from looped_spec.errors import UnsupportedError
 from looped_spec.loading import ModelOrigin, load_adapter
 from looped_spec.options import EngineOptions
 from looped_spec.presets.lookup import PresetChoice
+from looped_spec.runtime.assembly import engine_stats, make_engine
 from looped_spec.runtime.attention import AttentionChoice, AttentionNeeds, choose_attention
 from looped_spec.runtime.checked_prompts import CheckedPrompt, check_prompts, no_tokenizer
 from looped_spec.runtime.cost_estimate import with_estimated_cost
-from looped_spec.runtime.engine import Engine, SpeculationPolicy
-from looped_spec.runtime.graphs import (
-    choose_graphs,
-    linear_layout,
-    padded_sizes,
-    reachable_shapes,
-)
+from looped_spec.runtime.graphs import linear_layout, padded_sizes, reachable_shapes
 from looped_spec.runtime.identity import run_identity
-from looped_spec.runtime.kv_cache import KVPool
 from looped_spec.runtime.linears import arrange_linears, check_linears
 from looped_spec.runtime.outputs import RequestOutput, StreamChunk
+from looped_spec.runtime.policy import SpeculationPolicy
 from looped_spec.runtime.preset_use import find_preset, preset_config
 from looped_spec.runtime.prompts import Prompts
 from looped_spec.runtime.request import Request
 from looped_spec.runtime.run_plan import RunPlan, plan_run
-from looped_spec.runtime.runner import ModelRunner
-from looped_spec.runtime.scheduler import Scheduler
-from looped_spec.runtime.sizing import size_cache
 from looped_spec.runtime.speculation import (
     Speculation,
     check_config,
@@ -125,65 +117,9 @@ class LLM:
                 }
             )
         )
-        self.engine = self._make_engine(plan, attention)
+        self.engine = make_engine(opts, self.loaded, plan, attention, self.stop_token_ids)
+        self.max_model_len = self.engine.max_model_len
         self._use(plan.speculation)
-
-    def _make_engine(self, plan: RunPlan, attention: AttentionChoice) -> Engine:
-        opts, loaded = self.options, self.loaded
-        block_size = attention.block_size
-        size = size_cache(
-            opts, loaded.adapter, plan.full_loops, block_size, loaded.dtype, loaded.device
-        )
-        self.max_model_len = size.max_model_len
-        logger.info(
-            "%s: %d loops, cache of %d tokens in %d blocks (%.0f MiB), %s, stops at tokens %s",
-            loaded.name,
-            plan.full_loops,
-            size.num_blocks * block_size,
-            size.num_blocks,
-            size.num_bytes / 2**20,
-            plan.description,
-            list(self.stop_token_ids),
-        )
-        pool = KVPool(
-            loaded.adapter.kv_planes(plan.full_loops),
-            size.num_blocks,
-            block_size,
-            loaded.dtype,
-            loaded.device,
-        )
-        runner = ModelRunner(
-            loaded.adapter,
-            pool,
-            attention.backend,
-            full_loops=plan.full_loops,
-            max_num_seqs=opts.max_num_seqs,
-            max_model_len=size.max_model_len,
-            device=loaded.device,
-            exit_rule=plan.exit_rule,
-            graph_backend=choose_graphs(opts, loaded.device, attention.backend, size.max_model_len),
-            graph_memory_bytes=opts.graph_memory_bytes,
-            graphs_may_fail=opts.graph_backend == "auto",
-        )
-        scheduler = Scheduler(
-            size.num_blocks,
-            block_size,
-            opts.max_num_seqs,
-            opts.max_num_batched_tokens,
-            # Computing a prompt again at full depth would undo the exits of the tokens behind it.
-            save_cache=runner.save_cache if plan.exit_rule else None,
-            prefix_caching=bool(opts.enable_prefix_caching),
-            prefixes_by_seed=not loaded.adapter.capabilities.seed_free,
-        )
-        return Engine(
-            runner,
-            scheduler,
-            StaticPolicy(PLAIN),
-            max_model_len=size.max_model_len,
-            eos_token_ids=self.stop_token_ids,
-            seed=opts.seed,
-            async_scheduling=opts.async_scheduling,
-        )
 
     @property
     def speculation(self) -> Candidate:
@@ -369,28 +305,8 @@ class LLM:
 
     def stats(self) -> dict[str, Any]:
         """Return the engine's counts since it was made, and what chooses (K, d) and why."""
-        metrics, scheduler, policy = self.engine.metrics, self.engine.scheduler, self.policy
-        prefixes = scheduler.prefix_cache
-        return {
-            "num_rounds": metrics.num_rounds,
-            "num_loop_rows": metrics.num_loop_rows,
-            "loops_per_round": metrics.loops_per_round,
-            "num_draft_tokens": metrics.num_draft_tokens,
-            "num_accepted_tokens": metrics.num_accepted_tokens,
-            "draft_acceptance_rate": metrics.draft_acceptance_rate,
-            "acceptance_by_position": metrics.acceptance_by_position,
-            "num_preemptions": scheduler.num_preemptions,
-            "num_free_blocks": scheduler.allocator.num_free,
-            "num_blocks": scheduler.allocator.num_blocks,
-            "prefix_cache": dataclasses.asdict(prefixes) if prefixes else None,
-            "num_discarded_rounds": self.engine.num_discarded_rounds,
-            "graphs": self.engine.runner.graphs.stats.as_dict(),
-            "num_switches": metrics.num_switches,
-            "num_probe_rounds": metrics.num_probe_rounds,
-            "rounds_by_candidate": [
-                [c.num_speculative_tokens, c.draft_loops, count]
-                for c, count in metrics.rounds_by_candidate.items()
-            ],
+        policy = self.policy
+        return engine_stats(self.engine) | {
             "preset": self.preset.as_dict(),
             "speculation": self.explain().as_dict(),
             "controller": (
