@@ -11,9 +11,7 @@ from looped_spec.control.plan import PLAIN, Candidate
 from looped_spec.offline.devices import KnownDevice
 from looped_spec.offline.roofline import BATCH_SIZES, Geometry, modelled_cost
 from looped_spec.presets import AcceptanceEntry, Preset, Provenance
-
-CONTEXT_TOKENS = 512
-"""Where candidates are compared."""
+from looped_spec.presets.expectation import CONTEXT_TOKENS, speedups
 
 MOST_CANDIDATES = 6
 NEAR_BEST = 0.9
@@ -84,33 +82,6 @@ def modelled_preset(
         },
         revision=revision,
     )
-
-
-def expected_speedup(
-    cost: CostTable, entry: AcceptanceEntry, batch_size: int, candidate: Candidate
-) -> float | None:
-    """Return E(K) T(0) / T(K, d) of a candidate of the entry's depth; None if the table lacks
-    it."""
-    plain = cost.ms(batch_size, CONTEXT_TOKENS, PLAIN)
-    ms = cost.ms(batch_size, CONTEXT_TOKENS, candidate)
-    if plain is None or ms is None:
-        return None
-    return entry.tokens(candidate.num_speculative_tokens) * plain / ms
-
-
-def speedups(
-    cost: CostTable, acceptance: Sequence[AcceptanceEntry], batch_size: int
-) -> dict[Candidate, list[float]]:
-    """Return the expected speed-up of every candidate of the table, once for each entry of its
-    depth that was not kept to evaluate with."""
-    found: dict[Candidate, list[float]] = {}
-    for candidate in cost.candidates:
-        for entry in acceptance:
-            if entry.draft_loops == candidate.draft_loops and entry.group != "evaluation":
-                value = expected_speedup(cost, entry, batch_size, candidate)
-                if value is not None:
-                    found.setdefault(candidate, []).append(value)
-    return found
 
 
 def _buckets(

@@ -104,10 +104,7 @@ def choose_preset(choice: str, run: RunIdentity, folders: Sequence[PresetFolder]
         return PresetChoice(reason="none was asked for")
     if choice == "auto":
         return _nearest(run, folders)
-    if is_path(choice):
-        path = Path(choice).expanduser()
-    else:
-        path = _named(choice, run, folders)
+    path = Path(choice).expanduser() if is_path(choice) else _named(choice, run, folders)
     preset = Preset.read(path)
     match = compare(preset, run)
     if match.obstacle is not None:

@@ -1,0 +1,158 @@
+"""Model a preset of a device that is not here: costs from sizes, bandwidth and compute.
+
+A roofline with a fixed time to start a layer; docs/presets.md says how far it is off from what was
+published. A run takes such costs as no more than a prior. Acceptance is taken over from a preset
+that has it (--acceptance-from); without any, the preset keeps speculation off.
+
+MODEL is a local folder with its config.json (weights are not read), or a model whose sizes an
+adapter brings.
+
+examples:
+  looped-spec preset estimate ORG/MODEL --device a100 -o presets/
+  looped-spec preset estimate ./my-model --device h200 --acceptance-from measured.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from looped_spec.atomic_json import check_target, json_text
+from looped_spec.cli import console
+from looped_spec.cli.preset_files import all_folders, read_preset
+from looped_spec.cli.preset_show import show_text
+from looped_spec.errors import ConfigError, closest
+from looped_spec.presets import AcceptanceEntry, Provenance
+
+if TYPE_CHECKING:
+    from looped_spec.offline.roofline import Geometry
+
+GEOMETRY_FILE = "geometry.json"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments."""
+    parser.add_argument("model", metavar="MODEL", help="a local folder, or a known model's name")
+    parser.add_argument(
+        "--device",
+        required=True,
+        metavar="NAME",
+        help="a known device, such as h100-sxm, h200, h800, h20 or a100; a wrong name lists all",
+    )
+    parser.add_argument(
+        "--dtype",
+        default="bfloat16",
+        choices=("bfloat16", "float16", "float32"),
+        help="of the weights (default: bfloat16); compute is taken to be that of bfloat16",
+    )
+    parser.add_argument(
+        "--acceptance-from",
+        metavar="PRESET",
+        help="a preset of the same model to take acceptance from: a file, or a part of one's name",
+    )
+    parser.add_argument(
+        "-o", "--out", metavar="PATH", help="write here: a file, or a folder that gets its name"
+    )
+    parser.add_argument("--json", action="store_true", help="print the preset as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Model, and write or show what came out."""
+    from looped_spec.offline.devices import known_device
+    from looped_spec.offline.modelled import modelled_preset
+
+    device = known_device(args.device)
+    name, geometry = _geometry(args.model)
+    command = shlex.join(
+        ["looped-spec", "preset", "estimate", name, "--device", args.device]
+        + (["--dtype", args.dtype] if args.dtype != "bfloat16" else [])
+    )
+    date = datetime.date.today().isoformat()
+    acceptance, origin = _acceptance(args.acceptance_from, name, geometry, command, date)
+    preset = modelled_preset(
+        name,
+        geometry,
+        device,
+        acceptance,
+        origin,
+        command=command,
+        date=date,
+        dtype=args.dtype,
+    )
+    if args.out is not None:
+        path = Path(args.out)
+        if path.is_dir():
+            path = path / preset.file_name
+        check_target(path)
+        preset.write(path)
+        console.note(f"wrote {path}")
+    if args.json:
+        console.write(json_text(preset.to_json()))
+    elif args.out is None:
+        console.write(show_text(preset))
+    return 0
+
+
+def _geometry(model: str) -> tuple[str, Geometry]:
+    """Return name and sizes of a model: of a folder's config.json, or as an adapter knows them."""
+    from looped_spec.offline.roofline import read_geometries
+
+    if Path(model).is_dir():
+        return _of_folder(model)
+    known: dict[str, Geometry] = {}
+    for folder in all_folders():
+        if (folder.path / GEOMETRY_FILE).is_file():
+            known |= read_geometries(folder.path / GEOMETRY_FILE)
+    for name, geometry in known.items():
+        if model in (name, name.rsplit("/", 1)[-1]):
+            return name, geometry
+    raise ConfigError(
+        f"model '{model}' is no folder here, and its sizes are not known{closest(model, known)}; "
+        f"known: {', '.join(known) or 'none'}"
+    )
+
+
+def _of_folder(model: str) -> tuple[str, Geometry]:
+    from looped_spec.loading import build_adapter
+    from looped_spec.model_config import read_json_config
+    from looped_spec.offline.roofline import Geometry
+    from looped_spec.plugins import PluginManager
+    from looped_spec.runtime.cost_estimate import StageSizes
+
+    folder, plugins = Path(model), PluginManager()
+    config, name = read_json_config(folder), folder.resolve().name
+    adapter = build_adapter(config, name, plugins, {})
+    return name, Geometry(
+        adapter=plugins.resolve_model_type(config["model_type"], config).name,
+        full_loops=adapter.geometry.default_full_loops,
+        max_model_len=adapter.geometry.max_model_len,
+        resumable=adapter.capabilities.resumable,
+        **dataclasses.asdict(StageSizes.of(adapter)),
+        source="config.json of the model's folder",
+    )
+
+
+def _acceptance(
+    given: str | None, model: str, geometry: Geometry, command: str, date: str
+) -> tuple[tuple[AcceptanceEntry, ...], Provenance]:
+    """Return entries and origin of what another preset says of acceptance, which no device
+    changes."""
+    from looped_spec.presets.match import same_model
+
+    if given is None:
+        return (), Provenance("modelled", date, command=command, notes="nothing is known: no entry")
+    other, path = read_preset(given)
+    if not same_model(other.model, model) or other.full_loops != geometry.full_loops:
+        raise ConfigError(
+            f"--acceptance-from '{given}' is of model '{other.model}' at {other.full_loops} loops, "
+            f"not of '{model}' at {geometry.full_loops}"
+        )
+    origin = other.provenance["acceptance"]
+    source = f"taken over from {path.name}"
+    if origin.source:
+        source = f"{source}: {origin.source}"
+    return other.acceptance, dataclasses.replace(origin, source=source)

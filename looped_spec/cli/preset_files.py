@@ -1,0 +1,56 @@
+"""Which preset files there are, for the verbs that look at them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from looped_spec.errors import ConfigError, closest
+from looped_spec.plugins import PluginManager, package_folder
+from looped_spec.presets import Preset
+from looped_spec.presets.lookup import PresetFolder, is_path, preset_folders
+from looped_spec.settings import Settings
+
+
+def all_folders() -> list[PresetFolder]:
+    """Return every place where presets are looked for: the variable's, then each adapter's."""
+    folders = preset_folders(Settings.from_environment().preset_dir, None)
+    for record in PluginManager().records():
+        package = record.spec.preset_package if record.spec else None
+        bundled = package_folder(package, "presets") if package else None
+        if bundled is not None:
+            folders.append(PresetFolder(bundled, record.name))
+    return folders
+
+
+def all_files() -> Iterator[tuple[PresetFolder, Path]]:
+    """Yield every preset file with its folder."""
+    for folder in all_folders():
+        for file in folder.files():
+            yield folder, file
+
+
+def read_preset(name: str) -> tuple[Preset, Path]:
+    """Return the preset of a path, of a file's name, or of the only file that `name` is a part of.
+
+    Words apart by blanks may be parts of one name, as in "1.4B H200". Raises `ConfigError` if there
+    is none, or more than one.
+    """
+    if is_path(name):
+        return Preset.read(name), Path(name)
+    files = [file for _, file in all_files()]
+    exact = [file for file in files if name in (file.name, file.stem)]
+    words = name.lower().split()
+    parts = exact[:1] or [f for f in files if all(word in f.name.lower() for word in words)]
+    if len(parts) == 1:
+        return Preset.read(parts[0]), parts[0]
+    if parts:
+        shown = ", ".join(f"'{file.stem}'" for file in parts[:6])
+        more = f" and {len(parts) - 6} more" if len(parts) > 6 else ""
+        raise ConfigError(
+            f"'{name}' is part of {len(parts)} presets: {shown}{more}; give more of the name"
+        )
+    raise ConfigError(
+        f"no preset '{name}'{closest(name, [file.stem for file in files])}; "
+        "'looped-spec preset list' shows what there is"
+    )
