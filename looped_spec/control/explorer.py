@@ -23,6 +23,11 @@ IDLE_CREDIT = 0.5
 WORTH = 1.01
 """What a candidate must promise, over what is current, to be probed."""
 
+TABLE_DOUBT = 0.2
+"""How far, as a logarithm, the table may be off about plain decoding against what runs, for all
+that is known before a plain round was seen here: then one is due, whatever the table says."""
+
+PLAIN_ROUNDS = 2
 COOL_ROUNDS = 64
 MAX_COOL_ROUNDS = 1024
 """Rounds between two probes of one candidate that found nothing: the least and the most."""
@@ -100,7 +105,7 @@ class Explorer:
         self.burst: Burst | None = None
         self._countdown = int(settings.explore_interval)
         self._urgent = 0
-        self._round = 0
+        self._round = self._restarted = 0
         self._cooling: dict[tuple[int, int], tuple[int, int]] = {}
         count = len(acceptance.depths)
         self._seen = [0] * count
@@ -109,6 +114,7 @@ class Explorer:
 
     def restart(self) -> None:
         """Look again soon at everything: the workload or the batch has changed."""
+        self._restarted = self._round
         self.budget.restart()
         self._cooling.clear()
         self._countdown = min(self._countdown, 2)
@@ -198,7 +204,7 @@ class Explorer:
             arms = [arm for arm in table.arms if arm.depth == depth]
             if depth == current.depth:
                 arms = [burst.arm]
-            hope = max(self._prospects.hope(table, arm, current) for arm in arms)
+            hope = max(map(self._prospects.hopes(table, current), arms))
             return hope < WORTH * here or burst.issued >= 4 * burst.limit
         score = self._prospects.score(table, burst.arm)
         is_behind = score < (1.0 - self._settings.behind) * here and burst.returned >= 4
@@ -225,15 +231,17 @@ class Explorer:
         self.burst = Burst(table.bucket, arm, self._rounds(2.0, batch_size), True)
 
     def _most_promising(self, table: ScoreTable, current: Arm) -> int:
-        jump = self._settings.jump_logits**2
+        hope = self._prospects.hopes(table, current, self._settings.jump_logits**2)
         return max(
-            (arm for arm in table.arms if arm.k),
-            key=lambda arm: (self._prospects.hope(table, arm, current, jump), -arm.position),
+            (arm for arm in table.arms if arm.k), key=lambda arm: (hope(arm), -arm.position)
         ).depth
 
     def _look(self, table: ScoreTable, current: Arm, batch_size: int) -> None:
         """Probe the candidate that might be best, if any might and the credit is there."""
         self._grow_doubts(current.depth)
+        if self._look_at_plain(table, current):
+            return
+        hope_of = self._prospects.hopes(table, current)
         best, target = WORTH * self._prospects.best_known(table, current), None
         above = min(
             (arm.k for arm in table.arms if arm.depth == current.depth and arm.k > current.k),
@@ -246,7 +254,7 @@ class Explorer:
                 continue  # positions that do not run are looked at one step at a time
             if self._cooling.get((table.bucket, arm.position), (0, 0))[0] > self._round:
                 continue
-            hope = self._prospects.hope(table, arm, current)
+            hope = hope_of(arm)
             if hope > best and hope > WORTH * self._prospects.score(table, arm):
                 best, target = hope, arm
         if target is None:
@@ -268,6 +276,23 @@ class Explorer:
             self.burst = Burst(table.bucket, target, rounds, False)
         else:
             self._look_at_stale(table, current, batch_size)
+
+    def _look_at_plain(self, table: ScoreTable, current: Arm) -> bool:
+        """Probe plain decoding where it never ran, unless drafting is far ahead: whether drafting
+        pays at all must not rest on what a table says. Return whether that was done."""
+        plain = table.plain
+        if plain is None or plain.cell.rounds or not table.plain_score:
+            return False
+        if self._round - self._restarted < self._settings.explore_interval:
+            return False
+        here = self._prospects.score(table, current)
+        is_cool = self._cooling.get((table.bucket, plain.position), (0, 0))[0] <= self._round
+        if not is_cool or table.plain_score * math.exp(TABLE_DOUBT) < here:
+            return False
+        if self.budget.credit < PLAIN_ROUNDS * self._prospects.loss(table, plain, current):
+            return False
+        self.burst = Burst(table.bucket, plain, PLAIN_ROUNDS, False)
+        return True
 
     def _look_at_stale(self, table: ScoreTable, current: Arm, batch_size: int) -> None:
         """Spend credit that nothing else needs on the depth that was not seen for longest."""
@@ -344,6 +369,7 @@ class Explorer:
             "countdown": self._countdown,
             "urgent": self._urgent,
             "round": self._round,
+            "restarted": self._restarted,
             "seen": list(self._seen),
             "doubted": list(self._doubted),
             "doubt": list(self._doubt),
@@ -357,6 +383,7 @@ class Explorer:
         self._countdown = int(state["countdown"])
         self._urgent = int(state["urgent"])
         self._round = int(state["round"])
+        self._restarted = int(state["restarted"])
         self._seen = [int(value) for value in state["seen"]]
         self._doubted = [int(value) for value in state["doubted"]]
         self._doubt = [float(value) for value in state["doubt"]]

@@ -108,6 +108,8 @@ class GoodputPolicy:
         self._idle = self._asked = errand.rest
         shadows = tuple([self._acceptance.depths[depth] for depth in errand.shadows])
         if errand.position is not None:
+            if not self._table.arms[errand.position].k:
+                self._stopped(choice.position)  # A round of plain decoding may spoil drafts too.
             return Choice(errand.position, True, shadows, "probe")
         if shadows:
             return Choice(choice.position, False, shadows, choice.reason)
@@ -168,12 +170,16 @@ class GoodputPolicy:
             if verdict == TURNED_ON:
                 self._acceptance.renew()
             else:
-                depth = self._table.arms[before].depth
-                self._resumption.stopped(self._acceptance.chances(depth)[0])
+                self._stopped(before)
             self._explorer.burst = None
             self._explorer.budget.pause()
             self._set_alertness()
             self._hurry()
+
+    def _stopped(self, position: int) -> None:
+        """Take note that plain decoding follows the candidate at a position."""
+        depth = self._table.arms[position].depth
+        self._resumption.stopped(self._acceptance.chances(depth)[0])
 
     def _set_alertness(self) -> None:
         is_on = self._table.arms[self._incumbent.choice.position].k > 0

@@ -101,7 +101,7 @@ class GoodputSettings:
     level_deviation: float = 1.2
     offset_deviation: float = 0.5
     change_logits: float = 2.0
-    change_threshold: float = 8.0
+    change_threshold: float = 7.5
     off_alertness: float = 0.5
     kept_trials: float = 4.0
     jump_logits: float = 2.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from looped_spec.control.acceptance import AcceptanceModel
 from looped_spec.control.cost_correction import CostCorrection
@@ -33,18 +34,29 @@ class Prospects:
         """Return the score of the current candidate, or of plain decoding if that is higher."""
         return max(self.score(table, current), table.plain_score)
 
-    def hope(self, table: ScoreTable, arm: Arm, current: Arm, jump: float = 0.0) -> float:
-        """Return the score that a candidate may have if that of the current one is as estimated;
-        `jump` is a variance by which all depths may have moved without being seen."""
-        score = self.score(table, arm) * math.exp(
-            self._optimism * self._correction.deviation(arm.cell)
-        )
-        if not arm.k:
-            return score
-        if arm.depth == current.depth:
-            return score * self._gain_behind(arm, current.k)
-        variance = self.variance(arm, current) + jump
-        return score * self.gain(arm, self._optimism * math.sqrt(variance))
+    def hopes(self, table: ScoreTable, current: Arm, jump: float = 0.0) -> Callable[[Arm], float]:
+        """Return a function from a candidate to the score that it may have if that of the current
+        one is as estimated; `jump` is a variance by which all depths may have moved without being
+        seen. It is to be used before anything more is learnt."""
+        gains: dict[int, list[float]] = {}
+
+        def hope(arm: Arm) -> float:
+            score = self.score(table, arm) * math.exp(
+                self._optimism * self._correction.deviation(arm.cell)
+            )
+            if not arm.k:
+                return score
+            found = gains.get(arm.depth)
+            if found is None:
+                if arm.depth == current.depth:
+                    found = self._gains_behind(arm.depth, current.k)
+                else:
+                    variance = self.variance(arm, current) + jump
+                    found = self._gains(arm.depth, self._optimism * math.sqrt(variance))
+                gains[arm.depth] = found
+            return score * found[arm.k]
+
+        return hope
 
     def best_draft(self, table: ScoreTable, optimism: float) -> tuple[float, Arm]:
         """Return the best score that any candidate with drafts may have, `optimism` standard
@@ -52,11 +64,11 @@ class Prospects:
         drafts = [arm for arm in table.arms if arm.k]
         levels = self._acceptance.levels
         levels.settle()
-        hope = max(
-            self.score(table, arm)
-            * self.gain(arm, optimism * math.sqrt(levels.variance(arm.depth)))
-            for arm in drafts
-        )
+        gains = {
+            depth: self._gains(depth, optimism * math.sqrt(levels.variance(depth)))
+            for depth in {arm.depth for arm in drafts}
+        }
+        hope = max(self.score(table, arm) * gains[arm.depth][arm.k] for arm in drafts)
         return hope, max(drafts, key=lambda arm: (self.score(table, arm), -arm.position))
 
     def variance(self, arm: Arm, current: Arm) -> float:
@@ -66,37 +78,38 @@ class Prospects:
             return levels.variance(arm.depth)
         return levels.free_variance(arm.depth, current.depth)
 
-    def gain(self, arm: Arm, logits: float) -> float:
-        """Return by what E(K) of a candidate would be multiplied if the log-odds of its first draft
-        were higher by `logits`, and acceptance at each further position by the same factor."""
-        chances = self._acceptance.chances(arm.depth)
+    def _gains(self, depth: int, logits: float) -> list[float]:
+        """Return, by K, by what E(K) of a depth would be multiplied if the log-odds of its first
+        draft were higher by `logits`, and acceptance at each further position by the same
+        factor."""
+        chances = self._acceptance.chances(depth)
         first = chances[0]
         factor = 1.0 / (first + (1.0 - first) * math.exp(-logits))
         total = there = survival = reached = 1.0
-        for chance in chances[: arm.k]:
+        gains = [1.0]
+        for chance in chances:
             survival *= chance
             reached *= min(factor * chance, 1.0)
             total += survival
             there += reached
-        return there / total
+            gains.append(there / total)
+        return gains
 
-    def _gain_behind(self, arm: Arm, seen: int) -> float:
-        """Return by what E(K) of a candidate would be multiplied if positions behind the first
+    def _gains_behind(self, depth: int, seen: int) -> list[float]:
+        """Return, by K, by what E(K) of a depth would be multiplied if positions behind the first
         `seen`, which do not run, were accepted as often as they may be."""
-        if arm.k <= seen:
-            return 1.0
-        chances = self._acceptance.chances(arm.depth)
+        gains = [1.0]
         total = there = survival = reached = 1.0
-        for position in range(arm.k):
-            chance = chances[position]
+        for position, chance in enumerate(self._acceptance.chances(depth)):
             survival *= chance
             total += survival
             if position >= seen:
-                trials = self._acceptance.trials_behind(arm.depth, position)
+                trials = self._acceptance.trials_behind(depth, position)
                 chance += self._optimism * math.sqrt(chance * (1.0 - chance) / trials)
             reached *= min(chance, 1.0)
             there += reached
-        return there / total
+            gains.append(there / total if position >= seen else 1.0)
+        return gains
 
     def loss(self, table: ScoreTable, arm: Arm, current: Arm) -> float:
         """Return what a round of a candidate is expected to lose, in rounds of the current one."""

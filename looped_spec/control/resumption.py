@@ -37,7 +37,10 @@ class Resumption:
         self._trials = self._hits = self._lost = 0
 
     def stopped(self, acceptance: float) -> None:
-        """Hear that plain decoding begins; `acceptance` of the first draft was expected."""
+        """Hear that plain decoding begins; `acceptance` of the first draft was expected. Where it
+        began before and that is not judged yet, the acceptance before that first time counts."""
+        if self._is_watching and self._trials:
+            return
         self._before = acceptance
         self._is_watching = acceptance >= LEAST_ACCEPTANCE
         self._trials = self._hits = 0
