@@ -185,12 +185,15 @@ def _acceptance(
     runs: Sequence[tuple[AcceptanceRun, Mapping[str, Any]]],
 ) -> tuple[dict[tuple[TextKind, int], Counts], tuple[Refused, ...], int]:
     texts: dict[TextKind, list[int]] = {}
+    depths: dict[TextKind, int] = {}
     counts: dict[tuple[TextKind, int], Counts] = {}
     for run, data in runs:
         kind = TextKind(run.workload, run.temperature)
         seen = texts.setdefault(kind, [0, 0])
-        seen[0] += data["texts"]
-        seen[1] += data["echoes"]
+        if run.draft_loops == depths.setdefault(kind, run.draft_loops):
+            # Drafts of another depth give the same texts.
+            seen[0] += data["texts"]
+            seen[1] += data["echoes"]
         for depth, trials, accepted in data["counts"]:
             counts.setdefault((kind, depth), Counts()).add(trials, accepted)
     refused = tuple(

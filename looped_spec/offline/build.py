@@ -152,7 +152,7 @@ def _config_notes(plan: SamplingPlan, measured: Measured) -> list[str]:
         notes.append(
             f"on real texts at batch size {size} K = {k}, d = {d} ran "
             f"{statistics.median(found):.2f} times as fast as plain decoding "
-            f"({min(found):.2f} to {max(found):.2f}, {len(found)} blocks)"
+            f"({min(found):.2f} to {max(found):.2f}, {_blocks(len(found))})"
         )
     if measured.confirm_noise is not None:
         notes.append(
@@ -164,6 +164,10 @@ def _config_notes(plan: SamplingPlan, measured: Measured) -> list[str]:
             "(median), compared with plain decoding"
         )
     return notes
+
+
+def _blocks(count: int) -> str:
+    return "1 block" if count == 1 else f"{count} blocks"
 
 
 def _cost_error(plan: SamplingPlan, measured: Measured) -> float | None:
