@@ -25,6 +25,11 @@ def names_of_wheel(path: str) -> list[str]:
         return wheel.namelist()
 
 
+def _files(folder: Path) -> list[Path]:
+    """Return the files of a folder, which may be a link, and of those within it."""
+    return [path for path in folder.rglob("*") if path.is_file()]
+
+
 def main(wheel: str, wheel_from_tree: str, sdist: str) -> None:
     """Raise for the first thing that is amiss."""
     names = names_of_wheel(wheel)
@@ -33,7 +38,7 @@ def main(wheel: str, wheel_from_tree: str, sdist: str) -> None:
     tops = {name.split("/")[0] for name in names}
     assert {top for top in tops if not top.endswith(".dist-info")} == set(PACKAGES), tops
     for package, folder in PACKAGES.items():
-        files = [*folder.rglob("*.py"), *folder.rglob("*.tmpl"), *folder.glob("presets/*")]
+        files = [*folder.rglob("*.py"), *folder.rglob("*.tmpl"), *_files(folder / "presets")]
         files += folder.glob("serve/page/*")
         inside = {f"{package}/{file.relative_to(folder).as_posix()}" for file in files}
         assert inside <= set(names), f"not in the wheel: {inside - set(names)}"
@@ -46,6 +51,7 @@ def main(wheel: str, wheel_from_tree: str, sdist: str) -> None:
     for listing in (names, packed):
         parts = {part for name in listing for part in name.split("/")}
         assert not parts & set(UNWANTED), parts & set(UNWANTED)
+    assert any("/presets/model=" in name for name in names), "the wheel holds no preset"
     presets = [name for name in names if "/presets/" in name]
     sources = [name for name in packed if "presets" in name.split("/")]
     assert len(presets) == len(sources), f"wheel {presets}, source distribution {sources}"

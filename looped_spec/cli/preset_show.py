@@ -71,9 +71,10 @@ def _parts(preset: Preset, context: int) -> list[str]:
         f"{preset.model} ({preset.adapter}, {preset.full_loops} loops{revision}{options}) on "
         f"{preset.device_name}, {preset.dtype}\npolicy {preset.config.policy}"
     )
+    at = f"at {context} tokens of context"
     parts = [
         head,
-        f"time of a round in ms at {context} tokens of context\n" + _cost(preset, context),
+        f"time of a round in ms {at}\n{_cost(preset, context)}",
     ]
     if preset.acceptance:
         parts.append(f"expected speed-up {at}\n{_gain(preset, context)}")

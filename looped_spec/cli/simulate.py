@@ -14,6 +14,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 import time
 from pathlib import Path
@@ -32,6 +33,8 @@ from looped_spec.control.trace import Trace
 from looped_spec.control.trace_config import POLICIES, policy_maker
 from looped_spec.control.trace_document import read_trace
 from looped_spec.errors import ConfigError
+from looped_spec.presets import Preset
+from looped_spec.presets.expectation import starting_acceptance
 
 MAX_SEEDS = 10_000
 BAR_FROM_ROUNDS = 20_000
@@ -51,8 +54,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--preset",
         metavar="FILE",
-        help="for ema and goodput: a JSON file of an AdaptiveSpecConfig, which brings buckets, "
-        "settings and cost; default: the trace's candidates and cost",
+        help="for ema and goodput: the file of a preset, or the JSON of an AdaptiveSpecConfig, which "
+        "brings buckets, settings and cost; default: the trace's candidates and cost",
     )
     parser.add_argument(
         "--seeds", type=int, default=20, metavar="N", help="runs, seeds 0 to N - 1 (default: 20)"
@@ -75,11 +78,7 @@ def run(args: argparse.Namespace) -> int:
     trace = read_trace(read_json(args.trace, "the trace"))
     if args.preset is not None and args.policy not in ("ema", "goodput"):
         raise ConfigError(f"--preset is for ema and goodput: policy '{args.policy}' takes none")
-    preset = (
-        None
-        if args.preset is None
-        else AdaptiveSpecConfig.from_json(read_json(args.preset, "the preset"))
-    )
+    preset = None if args.preset is None else _read_preset(read_json(args.preset, "the preset"))
     make_policy = policy_maker(trace, args.policy, preset)
     if args.plot is not None:
         check_target(Path(args.plot))
@@ -106,6 +105,15 @@ def run(args: argparse.Namespace) -> int:
     result = result_document(runs)
     console.write(json_text(result) if args.json else _report(trace, args.policy, runs, result))
     return 0
+
+
+def _read_preset(document: Any) -> AdaptiveSpecConfig:
+    """Return the configuration of a preset, with its cost and acceptance, or a bare one."""
+    if not isinstance(document, dict) or "provenance" not in document:
+        return AdaptiveSpecConfig.from_json(document)
+    preset = Preset.from_json(document)
+    prior = preset.config.acceptance_prior or starting_acceptance(preset)
+    return dataclasses.replace(preset.config, cost=preset.cost, acceptance_prior=prior)
 
 
 def _report(trace: Trace, policy: str, runs: list[Run], result: dict[str, Any]) -> str:

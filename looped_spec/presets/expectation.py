@@ -1,12 +1,14 @@
-"""What speed-up a preset's numbers promise: expected tokens of a round over what it takes."""
+"""What a preset lets one expect: acceptance to start from, and speed-ups."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from looped_spec.control.acceptance_prior import AcceptanceCounts, AcceptancePrior
 from looped_spec.control.cost import CostTable
 from looped_spec.control.plan import PLAIN, Candidate
 from looped_spec.presets.parts import AcceptanceEntry
+from looped_spec.presets.preset import Preset
 
 CONTEXT_TOKENS = 512
 """Where candidates are compared, if nobody says."""
@@ -44,3 +46,16 @@ def speedups(
                 if value is not None:
                     found.setdefault(candidate, []).append(value)
     return found
+
+
+def starting_acceptance(preset: Preset, is_doubted: bool = False) -> AcceptancePrior | None:
+    """Return what to believe of acceptance before the first round: the entries that candidates
+    were selected on, at less weight where they are doubted, or all of them modelled."""
+    known = [e for e in preset.acceptance if e.group != "evaluation" and e.trials[0] > 0]
+    if not known:
+        return None
+    prior = AcceptancePrior.pooled(
+        AcceptanceCounts(entry.draft_loops, entry.accepted, entry.trials) for entry in known
+    )
+    kinds = {entry.kind or preset.provenance["acceptance"].kind for entry in known}
+    return prior.demoted() if is_doubted or kinds == {"modelled"} else prior

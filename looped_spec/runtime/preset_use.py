@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 from looped_spec.adapter import ModelAdapter
-from looped_spec.control.acceptance_prior import AcceptanceCounts, AcceptancePrior
 from looped_spec.control.config import AdaptiveSpecConfig, BatchBucket
 from looped_spec.control.cost import CostTable
 from looped_spec.options import EngineOptions
 from looped_spec.plugins import package_folder
+from looped_spec.presets.expectation import starting_acceptance
 from looped_spec.presets.lookup import PresetChoice, choose_preset, preset_folders
 from looped_spec.presets.match import Match, RunIdentity
 from looped_spec.presets.preset import Preset
@@ -50,7 +50,8 @@ def preset_config(
         config,
         buckets=fitted(config.buckets, max_num_seqs),
         cost=_cost(preset, match),
-        acceptance_prior=config.acceptance_prior or starting_acceptance(preset, match),
+        acceptance_prior=config.acceptance_prior
+        or starting_acceptance(preset, match.acceptance_doubt is not None),
     )
 
 
@@ -60,19 +61,6 @@ def fitted(buckets: tuple[BatchBucket, ...], max_num_seqs: int) -> tuple[BatchBu
     kept = [bucket for bucket in buckets if bucket.min_batch_size <= max_num_seqs]
     kept[-1] = dataclasses.replace(kept[-1], max_batch_size=max_num_seqs)
     return tuple(kept)
-
-
-def starting_acceptance(preset: Preset, match: Match) -> AcceptancePrior | None:
-    """Return what to believe of acceptance before the first round: the entries that candidates
-    were selected on, at less weight where they are not of this very model or only modelled."""
-    known = [e for e in preset.acceptance if e.group != "evaluation" and e.trials[0] > 0]
-    if not known:
-        return None
-    prior = AcceptancePrior.pooled(
-        AcceptanceCounts(entry.draft_loops, entry.accepted, entry.trials) for entry in known
-    )
-    kinds = {entry.kind or preset.provenance["acceptance"].kind for entry in known}
-    return prior.demoted() if match.acceptance_doubt or kinds == {"modelled"} else prior
 
 
 def _cost(preset: Preset, match: Match) -> CostTable | None:
