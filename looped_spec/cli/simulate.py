@@ -54,8 +54,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--preset",
         metavar="FILE",
-        help="for ema and goodput: the file of a preset, or the JSON of an AdaptiveSpecConfig, which "
-        "brings buckets, settings and cost; default: the trace's candidates and cost",
+        help="for ema and goodput: the file of a preset, or the JSON of an AdaptiveSpecConfig, "
+        "which brings buckets, settings and cost; default: the trace's candidates and cost",
     )
     parser.add_argument(
         "--seeds", type=int, default=20, metavar="N", help="runs, seeds 0 to N - 1 (default: 20)"
