@@ -58,7 +58,7 @@ def modelled_preset(
         why = (
             "the (K, d) with most expected tokens per ms by the modelled costs at "
             f"{CONTEXT_TOKENS} tokens of context, on average over workloads, and what comes within "
-            f"{100 * (1 - NEAR_BEST):.0f} % of it"
+            f"{100 * (1 - NEAR_BEST):.0f} % of it; the start is the best of the depth with most trials"
         )
     else:
         config = AdaptiveSpecConfig.pinned(PLAIN, geometry.full_loops, BATCH_SIZES[-1])
@@ -87,7 +87,14 @@ def modelled_preset(
 def _buckets(
     cost: CostTable, full_loops: int, acceptance: Sequence[AcceptanceEntry]
 ) -> tuple[BatchBucket, ...]:
-    """Return buckets up to the sizes of the table, each with what looks best at its largest."""
+    """Return buckets up to the sizes of the table, each with what looks best at its largest.
+
+    Where to start is the best of the depth that most is known of: others are there to be tried.
+    """
+    trials: dict[int, float] = {}
+    for entry in acceptance:
+        trials[entry.draft_loops] = trials.get(entry.draft_loops, 0.0) + entry.trials[0]
+    known = max(trials, key=lambda depth: trials[depth])
     buckets = []
     low = 1
     for size in BATCH_SIZES:
@@ -99,7 +106,9 @@ def _buckets(
         }
         ranked = sorted(mean, key=lambda c: (-mean[c], c.num_speculative_tokens, c.draft_loops))
         kept = [c for c in ranked if mean[c] >= NEAR_BEST * mean[ranked[0]]][:MOST_CANDIDATES]
-        best = ranked[0]
+        best = next(c for c in ranked if c.draft_loops == known)
+        if best not in kept:
+            kept[-1] = best
         kept.sort(key=lambda c: (c.num_speculative_tokens * c.draft_loops, c.draft_loops))
         arms = (PLAIN, *kept)
         pays = mean[best] >= LEAST_GAIN

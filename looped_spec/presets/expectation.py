@@ -50,12 +50,14 @@ def speedups(
 
 def starting_acceptance(preset: Preset, is_doubted: bool = False) -> AcceptancePrior | None:
     """Return what to believe of acceptance before the first round: the entries that candidates
-    were selected on, at less weight where they are doubted, or all of them modelled."""
+    were selected on, without modelled ones if there are others, at less weight where they are
+    doubted, or all of them modelled."""
+    usual = preset.provenance["acceptance"].kind
     known = [e for e in preset.acceptance if e.group != "evaluation" and e.trials[0] > 0]
+    seen = [entry for entry in known if (entry.kind or usual) != "modelled"]
     if not known:
         return None
     prior = AcceptancePrior.pooled(
-        AcceptanceCounts(entry.draft_loops, entry.accepted, entry.trials) for entry in known
+        AcceptanceCounts(entry.draft_loops, entry.accepted, entry.trials) for entry in seen or known
     )
-    kinds = {entry.kind or preset.provenance["acceptance"].kind for entry in known}
-    return prior.demoted() if is_doubted or kinds == {"modelled"} else prior
+    return prior.demoted() if is_doubted or not seen else prior

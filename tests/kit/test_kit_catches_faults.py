@@ -88,7 +88,7 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> Outcomes:
     presets = site.folder / BAD_PRESETS / "presets"
     presets.mkdir(parents=True)
     (presets.parent / "__init__.py").touch()
-    (presets / "bad.json").write_text("{")
+    (presets / "model=bad.json").write_text("{")
     healthy = SplitToy({**TOY_CONFIG, **SIZES}, {})
     healthy.module.load_state_dict(make_toy(**SIZES).module.state_dict())
     config = {**TOY_CONFIG, **SIZES, "model_type": "swapped_toy_model"}

@@ -16,6 +16,7 @@ from looped_spec.adapter import API_VERSION, AdapterSpec, KVPlane, ModelAdapter
 from looped_spec.control.plan import Candidate
 from looped_spec.hooks import PROJECT
 from looped_spec.plugins import PluginManager, PluginRecord, load_adapter_class
+from looped_spec.presets import Preset
 from looped_spec.testing.conformance.base import ConformanceBase, given
 
 _HEAVY = ("torch", "numpy", "transformers", "tokenizers", "safetensors")
@@ -81,18 +82,22 @@ class RecordChecks(ConformanceBase):
         assert said.shadow_depths or not can.shadow_depths
         assert said.seed_free or not can.seed_free
 
-    def test_bundled_presets_are_objects_in_json(self, spec: AdapterSpec | None) -> None:
+    def test_bundled_presets_are_valid(self, spec: AdapterSpec | None) -> None:
         package = given(spec).preset_package
         if package is None:
             pytest.skip("preset_package: none is declared")
         found = importlib.util.find_spec(package)
         assert found is not None, f"preset_package '{package}' cannot be imported"
         folders = found.submodule_search_locations or ()
-        files = [file for folder in folders for file in Path(folder, "presets").glob("*.json")]
+        files = [
+            file for folder in folders for file in Path(folder, "presets").glob("model=*.json")
+        ]
         if not files:
             pytest.skip(f"no preset file in {package}/presets")
         for file in files:
-            assert isinstance(json.loads(file.read_text()), dict), file.name
+            preset = Preset.read(file)
+            assert preset.file_name == file.name, f"{file.name} holds a preset of another name"
+            assert preset.adapter == given(spec).name, f"{file.name} is of {preset.adapter}"
 
     def test_no_state_is_kept_beside_the_planes(self, adapter: ModelAdapter) -> None:
         assert adapter.capabilities.non_kv_state is None, "the core refuses such a model"

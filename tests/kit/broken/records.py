@@ -53,7 +53,7 @@ class RecordOfAnotherClass(BrokenToy):
 class PresetThatCannotBeRead(BrokenToy):
     """A bundled preset is no JSON."""
 
-    caught_by = ("test_bundled_presets_are_objects_in_json",)
+    caught_by = ("test_bundled_presets_are_valid",)
     record = AdapterSpec("preset_toy", ("toy",), TOY, preset_package=BAD_PRESETS)
 
 
