@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from looped_spec.control.config import AdaptiveSpecConfig, BatchBucket
 from looped_spec.control.cost import CostTable
@@ -13,7 +13,7 @@ from looped_spec.offline.roofline import BATCH_SIZES, Geometry, modelled_cost
 from looped_spec.presets import AcceptanceEntry, Preset, Provenance
 from looped_spec.presets.expectation import CONTEXT_TOKENS, speedups
 
-MOST_CANDIDATES = 6
+MOST_CANDIDATES = 4
 NEAR_BEST = 0.9
 """A candidate stays if it reaches this share of the best."""
 
@@ -58,7 +58,8 @@ def modelled_preset(
         why = (
             "the (K, d) with most expected tokens per ms by the modelled costs at "
             f"{CONTEXT_TOKENS} tokens of context, on average over workloads, and what comes within "
-            f"{100 * (1 - NEAR_BEST):.0f} % of it; the start is the best of the depth with most trials"
+            f"{100 * (1 - NEAR_BEST):.0f} % of it, among all and among those of the depth with "
+            "most trials, whose best is the start"
         )
     else:
         config = AdaptiveSpecConfig.pinned(PLAIN, geometry.full_loops, BATCH_SIZES[-1])
@@ -84,6 +85,11 @@ def modelled_preset(
     )
 
 
+def _near(ranked: Sequence[Candidate], mean: Mapping[Candidate, float]) -> list[Candidate]:
+    """Return the best of candidates, which come best first, and what comes near it."""
+    return [c for c in ranked if mean[c] >= NEAR_BEST * mean[ranked[0]]][:MOST_CANDIDATES]
+
+
 def _buckets(
     cost: CostTable, full_loops: int, acceptance: Sequence[AcceptanceEntry]
 ) -> tuple[BatchBucket, ...]:
@@ -105,10 +111,9 @@ def _buckets(
             if candidate.num_speculative_tokens <= longest
         }
         ranked = sorted(mean, key=lambda c: (-mean[c], c.num_speculative_tokens, c.draft_loops))
-        kept = [c for c in ranked if mean[c] >= NEAR_BEST * mean[ranked[0]]][:MOST_CANDIDATES]
-        best = next(c for c in ranked if c.draft_loops == known)
-        if best not in kept:
-            kept[-1] = best
+        of_known = [c for c in ranked if c.draft_loops == known]
+        best = of_known[0]
+        kept = list({*_near(ranked, mean), *_near(of_known, mean)})
         kept.sort(key=lambda c: (c.num_speculative_tokens * c.draft_loops, c.draft_loops))
         arms = (PLAIN, *kept)
         pays = mean[best] >= LEAST_GAIN
