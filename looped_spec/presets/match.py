@@ -98,7 +98,7 @@ def compare(preset: Preset, run: RunIdentity) -> Match:
     differences = {}
     for name in TOLD_APART_BY:
         theirs = getattr(run, name)
-        if mine[name] is not None and mine[name] != theirs:
+        if mine[name] is not None and _plain(mine[name]) != _plain(theirs):
             differences[name] = _differs(name, theirs, mine[name])
     return Match(obstacle, differences)
 
@@ -119,6 +119,11 @@ def num_threads(preset: Preset) -> int | None:
     if text is None:
         text = preset.provenance["cost"].versions.get("num_threads")
     return int(text) if text is not None and text.isdecimal() else None
+
+
+def _plain(value: object) -> object:
+    """Return a text with single blanks: drivers and files differ in them."""
+    return " ".join(value.split()) if isinstance(value, str) else value
 
 
 def _differs(name: str, theirs: object, mine: object) -> str:
