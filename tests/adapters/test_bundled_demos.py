@@ -104,8 +104,9 @@ def test_the_first_loop_of_nanbeige_was_not_taught_to_predict() -> None:
     assert result.agreement_with_full[0] < 0.75
 
 
-def test_speculation_is_off_for_nanbeige_until_it_is_asked_for() -> None:
-    assert LLM("demo:nanbeige", max_num_seqs=1).speculation.num_speculative_tokens == 0
+def test_speculation_is_off_for_nanbeige_until_it_or_a_preset_asks_for_it() -> None:
+    llm = LLM("demo:nanbeige", max_num_seqs=1, preset="none")
+    assert llm.speculation.num_speculative_tokens == 0
 
 
 @pytest.mark.parametrize(("k", "d"), [(1, 1), (3, 1), (4, -1)])
