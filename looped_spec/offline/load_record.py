@@ -90,12 +90,13 @@ def _spread_ms(name: str, seconds: Sequence[float]) -> dict[str, float | None]:
 
 
 def timeline(run: LoadRun, bins: int = TIMELINE_BINS) -> dict[str, list[float | None]]:
-    """Return what happened over time, in `bins` equal spans of the run.
+    """Return what happened over time, in at most `bins` equal spans of the run.
 
     `seconds` is the middle of each span since the first request. The others are means over the
     rounds that ran in it, None where none did: tokens per second of the span, requests that
     decoded, K, and d of those rounds that drafted. Tokens of a first forward pass count as well.
     """
+    bins = min(bins, len(run.steps))  # more would only repeat the same
     width = run.seconds / bins
     spans: list[list[tuple[int, int, int, int]]] = [[] for _ in range(bins)]
     tokens = [0.0] * bins

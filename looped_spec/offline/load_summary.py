@@ -1,9 +1,9 @@
 """From the runs of a scenario to what is said of it: medians, regrets, and which targets are met.
 
 Regret is the time of a way over that of the best static one in the same repeat, less one. The best
-static one is picked in hindsight, from the same runs: the one with the least median time, plain
-decoding among them. Luck flatters it, so that a policy that always ran it would have a regret a
-little above zero; `never:again` shows how much luck there is.
+static one is picked in hindsight, from the same runs: the one with the least median time relative
+to plain decoding, which is one of them. Luck flatters it, so that a policy that always ran it would
+have a regret a little above zero; `never:again` shows how much luck there is.
 """
 
 from __future__ import annotations
@@ -72,11 +72,16 @@ def summarize(names: Sequence[str], runs: Runs) -> list[dict[str, Any]]:
 
 
 def best_static(names: Sequence[str], runs: Runs) -> str | None:
-    """Return the name of the static way with the least median time, None before any has run."""
+    """Return the name of the static way with the least median time relative to plain decoding in
+    the same repeat, None before any has run.
+
+    A machine that changes its speed between repeats, or a resumed call, would otherwise prefer
+    whoever ran in the fast hours.
+    """
     times = {
-        name: statistics.median(one["duration"] for one in runs[name].values())
+        name: statistics.median(ratios)
         for name in names
-        if is_reference(name) and runs.get(name)
+        if is_reference(name) and (ratios := _ratios(runs.get(name, {}), runs.get(NEVER, {})))
     }
     return min(times, key=times.__getitem__, default=None)
 
@@ -85,17 +90,25 @@ def headroom(names: Sequence[str], runs: Runs) -> float | None:
     """Return the gain of the best static (K, d) of each phase, over the best single one.
 
     It is what a policy could gain that knew the batch size and nothing of the text, had the phases
-    been run apart; None before any static way has run.
+    been run apart; None before any static way has run. Times are relative to those of plain
+    decoding in the same repeat.
     """
+    never = runs.get(NEVER, {})
     phases = {
-        name: _medians([one["phase_seconds"] for one in runs[name].values()])
+        name: _medians(
+            [
+                [seconds / never[repeat]["duration"] for seconds in one["phase_seconds"]]
+                for repeat, one in runs.get(name, {}).items()
+                if repeat in never
+            ]
+        )
         for name in names
-        if is_reference(name) and runs.get(name)
+        if is_reference(name)
     }
-    if not phases:
+    single = min((sum(times) for times in phases.values() if times), default=None)
+    if single is None:
         return None
-    single = min(sum(times) for times in phases.values())
-    together = sum(min(times) for times in zip(*phases.values(), strict=True))
+    together = sum(min(times) for times in zip(*filter(None, phases.values()), strict=True))
     gain: float = single / together - 1
     return gain
 

@@ -137,7 +137,8 @@ def test_off_time_is_the_share_of_rounds_that_did_not_draft() -> None:
 
 
 def test_a_timeline_spreads_tokens_over_the_rounds_that_gave_them() -> None:
-    steps = [Step(1.0, PLAIN, 0, 2), Step(2.0, Candidate(2, 1), 3, 4), Step(4.0, PLAIN, 1, 2)]
+    steps = [Step(1.0, PLAIN, 0, 2), Step(2.0, Candidate(2, 1), 3, 4)]
+    steps += [Step(3.0, PLAIN, 1, 1), Step(4.0, PLAIN, 1, 1)]
     run = LoadRun(0.0, [0.0], steps, [], SpeculationMetrics(), [[1]], 1)
     line = timeline(run, bins=4)
     assert line["seconds"] == [0.5, 1.5, 2.5, 3.5]

@@ -90,6 +90,12 @@ def test_a_policy_that_stays_off_is_held_against_plain_decoding() -> None:
     assert verdict["met"] and verdict["got"] == pytest.approx(10 / 10.06 - 1)
 
 
+def test_a_machine_that_changes_its_speed_does_not_choose_the_best_static_candidate() -> None:
+    # The machine is twice as fast in the first repeat; only a part of the second one was run then.
+    found = runs(never=(5, 10, 10), static_1x1=(4, 8, 8), static_2x1=(4.5, 4.5, 9))
+    assert best_static(NAMES, found) == "static:1,1"
+
+
 def test_headroom_is_what_the_best_of_each_phase_gains_over_the_best_single_one() -> None:
     found = {
         "never": {0: record(10, (4, 6))},
@@ -98,6 +104,7 @@ def test_headroom_is_what_the_best_of_each_phase_gains_over_the_best_single_one(
     }
     assert headroom(NAMES, found) == pytest.approx(10 / 8 - 1)
     assert headroom(NAMES, {"goodput": found["goodput"]}) is None
+    assert headroom(NAMES, {}) is None
 
 
 def test_the_table_has_policies_plain_decoding_and_the_best_static_one() -> None:
