@@ -53,13 +53,15 @@ def rebuild(path: Path) -> Preset:
 
 
 def _fingerprint(plan: SamplingPlan) -> dict[str, str]:
-    return {
+    found = {
         "model": plan.model,
         "device_name": plan.device_name,
         "dtype": plan.dtype,
         "full_loops": str(plan.full_loops),
-        "num_threads": str(plan.versions["num_threads"]),
     }
+    if "num_threads" in plan.versions:
+        found["num_threads"] = str(plan.versions["num_threads"])
+    return found
 
 
 def _acceptance(kind: TextKind, depth: int, measured: Measured) -> AcceptanceEntry:

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from looped_spec.errors import ConfigError
-from looped_spec.offline.machine import machine
 from looped_spec.offline.measurer import Measurer
 from looped_spec.offline.plan import SamplingPlan
 from looped_spec.offline.repetition import is_echo
 from looped_spec.offline.settings import SamplingSettings
 from looped_spec.offline.workloads import SELECTION, Workload, read_workloads
-from looped_spec.plugins import PluginManager
+from looped_spec.runtime.identity import run_identity
 from looped_spec.version import __version__
 
 if TYPE_CHECKING:
@@ -45,24 +44,26 @@ def make_measurer(llm: LLM, paths: Mapping[str, Path], settings: SamplingSetting
     )
     for work in works:
         _refuse_echo(work)
-    facts = machine(llm)
+    run = run_identity(
+        llm.options, loaded.adapter, loaded.origin, loaded.device, loaded.dtype, llm.full_loops
+    )
     plan = SamplingPlan(
-        model=loaded.name,
-        revision=llm.options.revision,
-        adapter=PluginManager().resolve_model_type(loaded.config["model_type"], loaded.config).name,
-        adapter_options=dict(llm.options.adapter_options or {}),
-        full_loops=llm.full_loops,
-        device_name=str(facts["device"]),
-        dtype=str(facts["dtype"]),
+        model=run.model,
+        revision=run.revision,
+        adapter=run.adapter,
+        adapter_options=dict(run.adapter_options),
+        full_loops=run.full_loops,
+        device_name=run.device_name,
+        dtype=run.dtype,
         reads_shadows=llm.engine.runner.can_read_shadows,
         settings=settings,
         workloads={work.name: work.provenance for work in works},
         versions={
             "looped-spec": __version__,
-            "num_threads": str(facts["torch_threads"]),
             "python": platform.python_version(),
             "torch": str(torch.__version__),
-        },
+        }
+        | ({} if run.num_threads is None else {"num_threads": str(run.num_threads)}),
     )
     plan.candidates()  # refuses what the model cannot do
     plan.check_length(llm.max_model_len)

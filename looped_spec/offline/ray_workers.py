@@ -13,7 +13,6 @@ from typing import Any
 
 from looped_spec.errors import ConfigError, LoopedSpecError
 from looped_spec.offline.cells import Cell, cell_document, read_cell
-from looped_spec.offline.machine import machine
 from looped_spec.offline.measurer import Measurer
 from looped_spec.offline.plan import SamplingPlan
 
@@ -114,13 +113,14 @@ def measure_there(spec: str, cell: str) -> tuple[dict[str, Any], float]:
 @functools.lru_cache(maxsize=1)
 def _measurer(spec: str) -> Measurer:
     """Load the model, once for all cells that a worker measures."""
+    from looped_spec.runtime.identity import device_name
     from looped_spec.runtime.llm import LLM
 
     document = json.loads(spec)
     plan = SamplingPlan.from_json(document["plan"])
     llm = LLM(document["model"], **document["options"])
-    facts = machine(llm)
-    found = {"device_name": str(facts["device"]), "dtype": str(facts["dtype"])}
+    dtype = str(llm.loaded.dtype).removeprefix("torch.")
+    found = {"device_name": device_name(llm.loaded.device), "dtype": dtype}
     for name, value in found.items():
         if value != getattr(plan, name):
             raise ConfigError(

@@ -19,11 +19,11 @@ from fake_cells import header_of, make_plan, make_times
 from looped_spec import LLM
 from looped_spec.errors import LoopedSpecError
 from looped_spec.offline.cells import Cell
-from looped_spec.offline.machine import machine
 from looped_spec.offline.measurer import Measurer
 from looped_spec.offline.ray_workers import RayWorkers
 from looped_spec.offline.session import Session
 from looped_spec.offline.store import SampleStore
+from looped_spec.runtime.identity import device_name
 
 OPTIONS = {"max_num_seqs": 8, "num_speculative_tokens": 0, "device": "cpu", "num_threads": 1}
 
@@ -70,9 +70,16 @@ def main(folder: str, samples: str) -> None:
     """Run, and print what came of it."""
     llm = LLM(folder, **OPTIONS)
     plan = dataclasses.replace(
-        make_plan(ks=(1, 2), ds=(1,), context_lengths=(16,), screen_tokens=12, confirm_tokens=8),
+        make_plan(
+            ks=(1, 2),
+            ds=(1,),
+            context_lengths=(16,),
+            temperatures=(0.9,),  # greedy text of an untrained model repeats itself
+            screen_tokens=12,
+            confirm_tokens=8,
+        ),
         full_loops=llm.full_loops,
-        device_name=str(machine(llm)["device"]),
+        device_name=device_name(llm.loaded.device),
     )
     rows = {name: [[n + 3, 7, 9] for n in range(16)] for name in ("easy", "hard")}
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
