@@ -14,7 +14,8 @@ from looped_spec.settings import Settings
 
 def all_folders() -> list[PresetFolder]:
     """Return every place where presets are looked for: the variable's, then each adapter's."""
-    folders = preset_folders(Settings.from_environment().preset_dir, None)
+    settings = Settings.from_environment()
+    folders = preset_folders(settings.preset_dir, None)
     for record in PluginManager().records():
         package = record.spec.preset_package if record.spec else None
         bundled = package_folder(package, "presets") if package else None

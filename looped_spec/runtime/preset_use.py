@@ -25,8 +25,8 @@ def find_preset(options: EngineOptions, run: RunIdentity, package: str | None) -
         ConfigError: a preset that was asked for is not there or not for this run.
     """
     bundled = package_folder(package, "presets") if package else None
-    folders = preset_folders(Settings.from_environment().preset_dir, bundled)
-    return choose_preset(options.preset, run, folders)
+    settings = Settings.from_environment()
+    return choose_preset(options.preset, run, preset_folders(settings.preset_dir, bundled))
 
 
 def preset_config(
