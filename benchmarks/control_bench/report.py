@@ -34,9 +34,10 @@ def report(document: Mapping[str, Any]) -> str:
         "# Control policies, simulated",
         f"Made by `{made['command']}` with {made['seeds']} paired seeds on {made['machine']}; "
         "raw numbers: [control.json](control.json). Means over seeds, in brackets their 95 % "
-        "bootstrap interval. What is measured is in [docs/control.md](../control.md).",
+        "bootstrap interval. What is measured is in [docs/control.md](../control.md)."
+        + (f" {made['note']}" if "note" in made else ""),
         "## Targets",
-        _targets(document["targets"]),
+        targets_table(document["targets"]),
         "## Regret by suite, %",
         _suites(document["policies"], document["statics"]),
         "![regret of all policies](control-regret.png)",
@@ -68,7 +69,8 @@ def report(document: Mapping[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _targets(rows: Sequence[Mapping[str, Any]]) -> str:
+def targets_table(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Return the targets with what was measured and the verdicts."""
     table = []
     for row in rows:
         sign = ">=" if row["is_floor"] else "<="

@@ -24,7 +24,7 @@ from control_bench import (
 )
 from control_bench.baselines import RFC_LADDERS, RfcEma, SglangEma, ThroughputAware, TwoArms
 from control_bench.measure import POLICIES, SHADOWS, per_seed, ratio, run_suites, run_trace
-from control_bench.report import report
+from control_bench.report import report, targets_table
 from control_bench.scenarios import scenarios
 from control_bench.setting import Baseline, Setting
 from tree import ROOT
@@ -354,3 +354,12 @@ def test_time_is_measured_again_into_what_was_kept(tmp_path: Path) -> None:
     assert again["timing"]["goodput"]["1"]["decide_us_p50"] > 0
     assert (tmp_path / "control.md").read_text() == report(again)
     assert control.main(["--retime"]) == 2
+
+
+def test_the_pages_tell_the_same_targets() -> None:
+    document = json.loads((MEASURED / "control.json").read_text())
+    held = json.loads((MEASURED / "control-held-out.json").read_text())
+    page = (ROOT / "docs" / "control.md").read_text()
+    assert targets_table(document["targets"]) in page
+    assert (MEASURED / "control-held-out.md").read_text() == control_held_out.page(held)
+    assert not held["quick"]
