@@ -25,6 +25,9 @@ from looped_spec.presets import Preset
 _LEAST_REACH = 0.05
 """Least reach of the colours, in the logarithm: smaller differences are not worth a colour."""
 
+_ACROSS = 3
+"""Panels beside each other."""
+
 _PALER = 1.3
 """Keeps off the darkest ends of the colours, on which a frame could not be seen."""
 
@@ -89,10 +92,14 @@ def acceptance_picture(preset: Preset, group: str | None) -> Picture | None:
     drafts = drafts_of(points(preset, group)) or list(
         range(1, 1 + max(len(e.chances) for found in entries.values() for e in found))
     )
-    figure = new_figure(2.2 + _panel(drafts) * len(kinds), 0.9 + _height(depths))
-    panels = figure.subplots(1, len(kinds), squeeze=False)
+    across = min(len(kinds), _ACROSS)
+    down = -(-len(kinds) // across)
+    figure = new_figure(2.2 + _panel(drafts) * across, 0.9 + _height(depths) * down)
+    panels = figure.subplots(down, across, squeeze=False)
+    for axes in panels.ravel()[len(kinds) :]:
+        axes.set_visible(False)
     image, words, norm = None, [], Normalize(0.0, 1.0)
-    for axes, kind in zip(panels[0], kinds, strict=True):
+    for axes, kind in zip(panels.ravel(), kinds, strict=False):
         by_depth = {entry.draft_loops: entry for entry in entries[kind]}
 
         def rate(d: int, k: int, by_depth: Any = by_depth) -> float | None:
