@@ -93,7 +93,8 @@ def _name(candidate: Candidate) -> str:
 
 
 def _report(found: dict[str, Any]) -> str:
-    parts = []
+    parts: list[str] = []
+    rows: list[tuple[str, ...]]
     if found["fields"]:
         rows = [(name, str(a), str(b)) for name, (a, b) in found["fields"].items()]
         parts.append(plain_table(("field", "one", "other"), rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from looped_spec.control.config import AdaptiveSpecConfig, BatchBucket
 from looped_spec.control.cost import CostTable
@@ -64,7 +65,7 @@ def modelled_preset(
     else:
         config = AdaptiveSpecConfig.pinned(PLAIN, geometry.full_loops, BATCH_SIZES[-1])
         why = "nothing is known of this model's acceptance: speculation stays off unless asked for"
-    made = {"date": date, "command": command}
+    made: dict[str, Any] = {"date": date, "command": command}
     return Preset(
         model=model,
         adapter=geometry.adapter,
