@@ -37,7 +37,7 @@ class SwitchCount(NamedTuple):
 
     bucket: int
     direction: Direction
-    count: int
+    switches: int
 
 
 class PlanRun(NamedTuple):

@@ -262,7 +262,7 @@ def test_duplicates_come_one_plan_after_the_first_time() -> None:
     trace = read_trace(document(phase(rounds=400), feedback_delay=1, feedback_duplicates=0.5))
     policy = Scripted(held(Candidate(1, 1)))
     simulate(trace, policy, 0)
-    first = {}
+    first: dict[int, int] = {}
     repeated = 0
     for asked, feedback in policy.told:
         if feedback.plan_id in first:

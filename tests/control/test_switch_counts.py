@@ -16,7 +16,7 @@ def test_more_switches_than_are_listed_are_counted_by_bucket_and_direction() -> 
         controller._start_run(number, 0, others[number % 2], False, "told to")
     stats = controller.stats()
     assert stats.num_switches == MAX_SWITCHES + 44
-    counts = {(one.bucket, one.direction): one.count for one in stats.switch_counts}
+    counts = {(one.bucket, one.direction): one.switches for one in stats.switch_counts}
     assert counts == {(0, "up"): 150, (0, "down"): 150}
     assert len(stats.switches) == MAX_SWITCHES
-    assert stats.as_dict()["switch_counts"][0] == {"bucket": 0, "direction": "down", "count": 150}
+    assert stats.as_dict()["switch_counts"][0] == {"bucket": 0, "direction": "down", "switches": 150}
