@@ -210,7 +210,7 @@ def _add_setting(group: argparse._ArgumentGroup, field: dataclasses.Field[Any]) 
 
 
 def _settings(args: argparse.Namespace) -> SamplingSettings:
-    values = {}
+    values: dict[str, Any] = {}
     for field in dataclasses.fields(SamplingSettings):
         value = getattr(args, field.name)
         values[field.name] = tuple(value) if isinstance(value, list) else value

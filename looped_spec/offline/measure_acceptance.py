@@ -59,8 +59,8 @@ def measure_acceptance(
     rounds: list[list[Request]] = []
     try:
         for number, prompt in enumerate(prompts):
-            own = _seeded(params, first_seed + number)
-            requests.append(engine.add_request(prompt, own))
+            seeded = _seeded(params, first_seed + number)
+            requests.append(engine.add_request(prompt, seeded))
         while engine.has_work:
             before = len(policy.feedback)
             touched = engine.step()

@@ -83,9 +83,8 @@ class SamplingSettings:
     def from_json(cls, document: Mapping[str, Any]) -> SamplingSettings:
         """Read what `to_json` wrote."""
         reject_unknown(document, [f.name for f in dataclasses.fields(cls)], "sampling setting")
-        return cls(
-            **{
-                name: tuple(value) if isinstance(value, list) else value
-                for name, value in document.items()
-            }
-        )
+        values: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in document.items()
+        }
+        return cls(**values)
