@@ -162,7 +162,7 @@ class WaySetter:
         self.config: AdaptiveSpecConfig | None = None
         if llm.full_loops > 1:
             self._use_adaptive("goodput")
-            self.config = llm.policy.config  # type: ignore[attr-defined]
+            self.config = getattr(llm.policy, "config", None)
             llm.policy = before
 
     def use(self, way: Way) -> None:
