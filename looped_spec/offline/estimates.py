@@ -53,7 +53,7 @@ class CellTimes:
 
     def seconds(self, cell: Cell) -> float:
         """Return how long a cell is expected to take."""
-        names: tuple[Hashable, ...] = (self._group(cell), type(cell), None)
+        names: tuple[Hashable, ...] = (self._group(cell), type(cell).__name__, "")
         factor = next((self._factors[name] for name in names if name in self._factors), 1.0)
         return factor * self._guess(cell)
 
@@ -64,7 +64,7 @@ class CellTimes:
     def learn(self, cell: Cell, seconds: float) -> None:
         """Take note of how long a cell took; a clock that went backwards counts as no time."""
         factor = max(seconds, 0.0) / max(self._guess(cell), 1e-9)
-        names: tuple[Hashable, ...] = (self._group(cell), type(cell), None)
+        names: tuple[Hashable, ...] = (self._group(cell), type(cell).__name__, "")
         for name in names:
             self._factors[name] = factor
 
