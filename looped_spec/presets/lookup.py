@@ -167,9 +167,9 @@ def _nearest(run: RunIdentity, folders: Sequence[PresetFolder]) -> PresetChoice:
         if of_other:
             reason += f", and {of_other} of another depth than full_loops = {run.full_loops}"
         return PresetChoice(reason=reason, advice=_advice(run))
-    _, preset, file, match = min(found, key=lambda one: one[0])
+    _, preset, source, match = min(found, key=lambda one: one[0])
     is_best = match.is_exact and preset.provenance["cost"].kind == "measured"
-    return PresetChoice(preset, file, match, advice=None if is_best else _advice(run))
+    return PresetChoice(preset, source, match, advice=None if is_best else _advice(run))
 
 
 def _distance(preset: Preset, run: RunIdentity, match: Match) -> tuple[Any, ...]:

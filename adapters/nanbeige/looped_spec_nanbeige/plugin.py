@@ -5,9 +5,7 @@ from __future__ import annotations
 from looped_spec.adapter import AdapterSpec, Capabilities
 from looped_spec.hooks import hookimpl
 
-CAPABILITIES = Capabilities(
-    early_exit=(), resumable=True, shadow_depths=True, seed_free=True
-)
+CAPABILITIES = Capabilities(early_exit=(), resumable=True, shadow_depths=True, seed_free=True)
 
 
 @hookimpl
