@@ -20,8 +20,7 @@ def reference_generate(config: dict[str, Any]) -> Callable[[Sequence[list[int]],
     came; None where transformers is not installed."""
     if importlib.util.find_spec("transformers") is None:
         return None
-    import transformers
-
+    transformers: Any = importlib.import_module("transformers")
     transformers.logging.set_verbosity_error()
     layers, loops = config["num_hidden_layers"], config["total_ut_steps"]
     sizes = {key: config[key] for key in ("vocab_size", "hidden_size", "intermediate_size")}
@@ -55,6 +54,6 @@ def reference_generate(config: dict[str, Any]) -> Callable[[Sequence[list[int]],
             max_new_tokens=max_tokens,
             min_new_tokens=max_tokens,
         )
-        return (out.shape[1] - ids.shape[1]) * out.shape[0]
+        return int((out.shape[1] - ids.shape[1]) * out.shape[0])
 
     return generate

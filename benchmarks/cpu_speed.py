@@ -14,7 +14,8 @@ import argparse
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ OFFICIAL = {1: 11.0, 8: 46.0}
 """Tokens per second of the official implementation's `generate` by batch size, recorded before on
 a machine of this kind (2 cores, about 17.5 GB/s); not measured in this run."""
 BF16, FP32, BEFORE, REFERENCE = "auto, bf16 numbers", "auto, fp32 numbers", "plain", "transformers"
-LOOPS = CONFIG["total_ut_steps"]
+LOOPS = int(CONFIG["total_ut_steps"])
 
 
 def prompts_of(args: argparse.Namespace, batch_size: int) -> list[list[int]]:
@@ -92,7 +93,8 @@ def measure_plain(args: argparse.Namespace, ways: dict[str, Callable[[int], floa
     results = []
     for batch_size in args.batch_sizes:
         count = batch_size * args.tokens
-        runs = in_turn(ways, lambda way, b=batch_size: ways[way](b), args.repeats + 1)
+        at_size = {way: partial(run, batch_size) for way, run in ways.items()}
+        runs = in_turn(ways, partial(_call, at_size), args.repeats + 1)
         seconds = {way: each[1:] for way, each in runs.items()}  # the first warms up
         for way, each in seconds.items():
             rates = [count / one for one in each]
@@ -109,6 +111,10 @@ def measure_plain(args: argparse.Namespace, ways: dict[str, Callable[[int], floa
                 row["ratio_to_official"] = round(statistics.median(rates) / OFFICIAL[batch_size], 2)
             results.append(row)
     return results
+
+
+def _call(runs: Mapping[str, Callable[[], float]], way: str) -> float:
+    return runs[way]()
 
 
 def predicted_seconds(k: int, d: int, one: StageTimes, many: StageTimes) -> float:

@@ -113,7 +113,7 @@ class Report:
         if "error" in found:
             print(f"  {found['error']}", flush=True)
         self.write()
-        return found["status"] == "ok"
+        return bool(found["status"] == "ok")
 
     def write(self) -> None:
         """Write the document as it is."""

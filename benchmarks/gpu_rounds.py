@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -258,7 +259,8 @@ class Bench:
             clock = time.perf_counter()
             run()
             return 1000.0 * (time.perf_counter() - clock)
-        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        event = partial(torch.cuda.Event, enable_timing=True)
+        before, after = event(), event()
         before.record()
         run()
         after.record()
