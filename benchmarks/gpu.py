@@ -269,9 +269,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not args.dry_run and not torch.cuda.is_available():
         print("error: PyTorch finds no CUDA device; --dry-run needs none", file=sys.stderr)
         return 2
-    logging.getLogger("looped_spec").setLevel(logging.ERROR)
-    if args.dry_run:
-        torch.set_num_threads(1)
+    with _quiet(num_threads=1 if args.dry_run else torch.get_num_threads()):
+        return _measure(args, argv)
+
+
+@contextlib.contextmanager
+def _quiet(num_threads: int) -> Iterator[None]:
+    """Set threads and logging for a while."""
+    log = logging.getLogger("looped_spec")
+    before = log.level, torch.get_num_threads()
+    log.setLevel(logging.ERROR)
+    torch.set_num_threads(num_threads)
+    try:
+        yield
+    finally:
+        log.setLevel(before[0])
+        torch.set_num_threads(before[1])
+
+
+def _measure(args: argparse.Namespace, argv: Sequence[str] | None) -> int:
     words = sys.argv[1:] if argv is None else argv
     command = ["benchmarks/gpu.py", *(word.rpartition("/")[2] for word in words)]
     report = Report(args.json, args.seconds, command, DRY_PATIENCE if args.dry_run else 1)

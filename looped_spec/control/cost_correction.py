@@ -24,6 +24,9 @@ KNOWN_ROUNDS = 4
 MEMORY_ROUNDS = 64
 FAST_GAIN = 0.25
 NOISE_FLOOR = 0.01
+MOST = 10.0
+"""A measured time that is off by more than e to this power is that of a broken clock, whose numbers
+would overflow."""
 
 
 class Cell:
@@ -90,6 +93,7 @@ class CostCorrection:
         Of a cell that is known, a small surprise moves the common factor and, little, the cell; a
         large one see `_learn_unusual`.
         """
+        ratio = min(max(ratio, -MOST), MOST)
         if cell.rounds < KNOWN_ROUNDS:
             return self._learn_new(cell, ratio)
         surprise = ratio - self.common - cell.mean

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,9 @@ def test_a_dry_run_goes_through_every_section(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "gpu.json"
+    before = logging.getLogger("looped_spec").level, torch.get_num_threads()
     assert gpu.main(["--dry-run", "--json", str(path)]) == 0
+    assert (logging.getLogger("looped_spec").level, torch.get_num_threads()) == before
     document = json.loads(path.read_text())
     sections = document["sections"]
     assert {name: found["status"] for name, found in sections.items()} == dict.fromkeys(

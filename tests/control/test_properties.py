@@ -166,6 +166,20 @@ def test_counts_that_contradict_themselves_are_refused_or_harmless(
         assert controller.stats().invalid_feedback == 8
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("seconds", [5e-324, 1e-300, 1e300])
+def test_a_broken_clock_makes_no_number_overflow(policy: str, seconds: float) -> None:
+    controller = controller_of(policy)
+    for number in range(400):
+        plan = controller.plan(1 + number // 50 % 3)
+        took = 0.005 if number % 3 else seconds
+        controller.observe(outcome(plan, 1 + number // 50 % 3, took, number))
+    for number in range(100):
+        plan = controller.plan(2)
+        controller.observe(outcome(plan, 2, seconds, number))
+    assert_sound(controller)
+
+
 def sizes(value: Any, seen: set[int]) -> int:
     """Return how many items all containers behind an object hold."""
     if id(value) in seen or isinstance(value, str | bytes | int | float | type | None):
