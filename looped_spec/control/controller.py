@@ -11,10 +11,10 @@ from typing import Any
 from looped_spec.control.config import AdaptiveSpecConfig
 from looped_spec.control.ema import EmaPolicy
 from looped_spec.control.explain import BucketExplanation, Explanation
-from looped_spec.control.fixed import FixedPolicy
 from looped_spec.control.goodput import GoodputPolicy
 from looped_spec.control.plan import Candidate, RoundFeedback, SpeculationPlan
 from looped_spec.control.policy import CandidatePolicy, Issued
+from looped_spec.control.static import StaticPolicy
 from looped_spec.control.stats import (
     MAX_RUNS,
     MAX_SWITCHES,
@@ -37,7 +37,7 @@ Consensus = Callable[[int], int]
 """Takes this rank's vote, a position in the bucket's candidates, and returns the agreed one."""
 
 _POLICIES: Mapping[str, Callable[[AdaptiveSpecConfig], CandidatePolicy]] = {
-    "static": FixedPolicy,
+    "static": StaticPolicy.of,
     "ema": EmaPolicy,
     "goodput": GoodputPolicy,
 }

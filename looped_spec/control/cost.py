@@ -119,16 +119,6 @@ class CostTable:
             columns.setdefault(Candidate(k, d), {}).setdefault(b, {})[length] = ms
         return columns
 
-    def for_fingerprint(self, fingerprint: Mapping[str, str]) -> CostTable:
-        """Return the table if it belongs to `fingerprint`, else a copy demoted to a prior that
-        says why."""
-        mine = dict(self.fingerprint)
-        for name in sorted({*mine, *fingerprint}):
-            if mine.get(name) != fingerprint.get(name):
-                why = f"{name} is '{fingerprint.get(name)}', the cost table's '{mine.get(name)}'"
-                return CostTable(self.cells, self.fingerprint, why)
-        return self
-
     def to_json(self) -> dict[str, Any]:
         """Return the table as a JSON document; a cell is [batch size, context, K, d, ms]."""
         return {

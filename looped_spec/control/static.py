@@ -3,22 +3,91 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+from looped_spec.control.config import MAX_BATCH_SIZE, AdaptiveSpecConfig, BatchBucket
 from looped_spec.control.plan import Candidate, RoundFeedback, SpeculationPlan
+from looped_spec.control.policy import CandidateScore, Choice, Issued, is_consistent
 
 
 class StaticPolicy:
-    """Run the same candidate in every round."""
+    """Run the initial candidate of the bucket in every round, whatever comes of it.
+
+    An engine takes it as it is, for one (K, d) at any batch size; under a controller, which finds
+    the bucket and counts, it is the policy `static` of a configuration.
+
+    Args:
+        candidate: what to run at any batch size.
+    """
 
     def __init__(self, candidate: Candidate) -> None:
-        self.candidate = candidate
+        self._use((BatchBucket(1, MAX_BATCH_SIZE, (candidate,)),))
+
+    @classmethod
+    def of(cls, config: AdaptiveSpecConfig) -> StaticPolicy:
+        """Return the policy that runs the initial candidates of a configuration."""
+        policy = cls.__new__(cls)
+        policy._use(config.buckets)
+        return policy
+
+    def _use(self, buckets: Sequence[BatchBucket]) -> None:
+        self._buckets = tuple(buckets)
+        self._choices = tuple(Choice(b.initial, False, (), "pinned") for b in buckets)
         self._ids = itertools.count()
+        self.candidate = buckets[0].candidates[buckets[0].initial]
+        """What a lone request runs."""
 
     def plan(
         self, batch_size: int, *, context_tokens: int = 0, new_requests: int = 0
     ) -> SpeculationPlan:
-        """Return what to run with `batch_size` decoding requests, the same for any."""
-        return SpeculationPlan(next(self._ids), self.candidate)
+        """Return what to run with `batch_size` decoding requests, without a controller."""
+        for bucket in self._buckets:
+            if batch_size <= bucket.max_batch_size:
+                break
+        return SpeculationPlan(next(self._ids), bucket.candidates[bucket.initial])
 
     def observe(self, feedback: RoundFeedback) -> None:
         """Take note of a round's outcome; nothing depends on it here."""
+
+    def choose(
+        self, bucket: int, batch_size: int, context_tokens: float, new_requests: int
+    ) -> Choice:
+        """Return the initial candidate."""
+        return self._choices[bucket]
+
+    def learn(self, issued: Issued, feedback: RoundFeedback) -> bool:
+        """Only check the numbers: nothing depends on them."""
+        return is_consistent(feedback, issued.candidate.num_speculative_tokens)
+
+    def current(self, bucket: int) -> int:
+        """Return the position of the initial candidate."""
+        return self._buckets[bucket].initial
+
+    def overruled(self, bucket: int, choice: Choice, position: int) -> None:
+        """Do nothing: the next vote is the same."""
+
+    def reason(self, bucket: int) -> str:
+        """Say that it is pinned."""
+        return "pinned"
+
+    def scores(
+        self, bucket: int, batch_size: int, context_tokens: float
+    ) -> tuple[CandidateScore, ...]:
+        """Return nothing: no candidate is compared."""
+        return ()
+
+    def notes(self) -> tuple[str, ...]:
+        """Return nothing."""
+        return ()
+
+    def counters(self) -> dict[str, float]:
+        """Return nothing."""
+        return {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return an empty state."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take any state: there is none."""

@@ -12,6 +12,7 @@ import pytest
 from looped_spec.control.config import AdaptiveSpecConfig, BatchBucket
 from looped_spec.control.controller import MAX_PENDING, STAY_ROUNDS, AdaptiveController
 from looped_spec.control.plan import PLAIN, Candidate, RoundFeedback, SpeculationPlan
+from looped_spec.control.static import StaticPolicy
 from looped_spec.errors import ConfigError
 
 SMALL, LARGE = Candidate(4, 1), Candidate(1, 1)
@@ -144,3 +145,19 @@ def test_control_needs_nothing_but_the_standard_library() -> None:
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (found.returncode, found.stdout.strip()) == (0, "[]"), found.stderr
+
+
+def test_the_policy_static_runs_the_same_with_a_controller_and_without() -> None:
+    buckets = (
+        BatchBucket(1, 4, (PLAIN, Candidate(2, 1)), 1),
+        BatchBucket(5, 8, (PLAIN, Candidate(1, 1))),
+    )
+    config = AdaptiveSpecConfig(4, buckets, "static")
+    alone, controlled = StaticPolicy.of(config), AdaptiveController(config)
+    for batch_size in (1, 4, 5, 8, 99):
+        wanted = buckets[batch_size > 4]
+        candidate = wanted.candidates[wanted.initial]
+        assert alone.plan(batch_size).candidate == candidate
+        assert controlled.plan(batch_size).candidate == candidate
+    one = StaticPolicy(Candidate(3, 2))
+    assert {one.plan(batch_size).candidate for batch_size in (1, 9999)} == {Candidate(3, 2)}

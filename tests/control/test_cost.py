@@ -138,11 +138,3 @@ def test_a_candidate_that_the_table_lacks_costs_what_the_formula_says_beside_pla
     ratio = bare.ms(9, 512, missing) / bare.ms(9, 512, PLAIN)
     assert model.ms(9, 512, missing) == pytest.approx(7.0 * ratio)
     assert model.ms(9, 512, ONE) == pytest.approx(10.0)
-
-
-def test_a_table_of_another_device_is_demoted_and_says_why() -> None:
-    table = CostTable.of({(1, 0, 0, 0): 5.0}, {"device": "a"})
-    assert table.for_fingerprint({"device": "a"}) is table
-    demoted = table.for_fingerprint({"device": "b"})
-    assert demoted.cells == table.cells
-    assert demoted.mismatch == "device is 'b', the cost table's 'a'"

@@ -228,21 +228,6 @@ def test_a_user_can_read_what_runs_and_why() -> None:
     assert json.loads(json.dumps(told.as_dict())) and json.loads(json.dumps(stats.as_dict()))
 
 
-@pytest.mark.parametrize("name", ["model", "device", "version"])
-def test_a_table_of_something_else_is_a_prior_and_said_to_be(name: str) -> None:
-    """Scenario 43: never used in silence; the start is plain decoding."""
-    here = {"model": "a", "device": "b", "version": "1"}
-    mine = CostTable.of({(1, 0, 0, 0): 4.0, (1, 0, 1, 1): 4.4}, here)
-    assert mine.for_fingerprint(here) is mine
-    demoted = mine.for_fingerprint(here | {name: "other"})
-    assert demoted.mismatch is not None and name in demoted.mismatch and "other" in demoted.mismatch
-    bucket = BatchBucket(1, 1, (PLAIN, SHORT), 1)
-    for table, first in ((mine, SHORT), (demoted, PLAIN)):
-        controller = AdaptiveController(AdaptiveSpecConfig(4, (bucket,), cost=table))
-        assert controller.explain().buckets[0].current == first
-        assert any("guess" in note for note in controller.explain().notes) is (first == PLAIN)
-
-
 @pytest.mark.parametrize("policy", ["ema", "goodput"])
 @pytest.mark.parametrize(("chance", "wanted"), [(0.95, 4), (0.02, 0)])
 def test_requests_shorter_than_the_warm_up_are_learnt_from_together(

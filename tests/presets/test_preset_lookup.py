@@ -4,14 +4,21 @@ import dataclasses
 import logging
 from collections.abc import Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 from preset_example import make_preset
 
+from looped_spec.adapter import ModelAdapter
+from looped_spec.control.config import AdaptiveSpecConfig, BatchBucket
+from looped_spec.control.controller import AdaptiveController
+from looped_spec.control.cost import CostTable
+from looped_spec.control.plan import PLAIN, Candidate
 from looped_spec.errors import ConfigError
 from looped_spec.presets import Preset
-from looped_spec.presets.lookup import PresetFolder, choose_preset, preset_folders
+from looped_spec.presets.lookup import PresetChoice, PresetFolder, choose_preset, preset_folders
 from looped_spec.presets.match import RunIdentity, compare, same_model
+from looped_spec.runtime.preset_use import preset_config
 
 RUN = RunIdentity("demo:toy", "toy", "Toy CPU", "float32", 4, num_threads=1)
 
@@ -72,6 +79,33 @@ def test_another_number_of_threads_makes_the_costs_a_prior() -> None:
     assert compare(preset, RUN).cost_doubt == "num_threads is '1', the preset's '4'"
     assert compare(preset, dataclasses.replace(RUN, num_threads=4)).is_exact
     assert compare(preset, dataclasses.replace(RUN, num_threads=None)).is_exact
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_known"),
+    [({}, True), ({"device_name": "Other CPU"}, False), ({"num_threads": 2}, False)],
+)
+def test_where_the_times_are_of_something_else_a_run_starts_plainly_and_says_so(
+    changes: dict[str, object], is_known: bool
+) -> None:
+    """Scenario 43: never used in silence; a start with drafts needs times of this machine."""
+    bucket = BatchBucket(1, 8, (PLAIN, Candidate(1, 1)), 1)
+    cells = {(1, 0, 0, 0): 4.0, (1, 0, 1, 1): 4.4}
+    preset = make_preset(
+        config=AdaptiveSpecConfig(4, (bucket,)),
+        cost=CostTable.of(cells, {"num_threads": "1"}),
+        acceptance=(),
+    )
+    run = dataclasses.replace(RUN, **changes)  # type: ignore[arg-type]
+    choice = PresetChoice(preset, "file", compare(preset, run))
+    config = preset_config(choice, cast(ModelAdapter, None), 8, None)
+    assert config is not None and config.cost is not None
+    explanation = AdaptiveController(config).explain()
+    assert explanation.buckets[0].current == (Candidate(1, 1) if is_known else PLAIN)
+    assert any("guess" in note for note in explanation.notes) is not is_known
+    for name in changes:
+        assert config.cost.mismatch is not None and name in config.cost.mismatch
+        assert name in choice.line
 
 
 def test_a_revision_that_is_not_known_is_not_taken_for_the_same() -> None:
