@@ -69,19 +69,24 @@ def add_engine_flags(parser: argparse.ArgumentParser, **help_texts: str) -> None
     grouped += [(engine, name) for name in fields if name not in (*_SPECULATION, *_EARLY_EXIT)]
     for group, name in grouped:
         if name == "adapter_options":
-            group.add_argument(
-                "--adapter-option",
-                action="append",
-                default=[],
-                metavar="KEY=VALUE",
-                help="an option of the model family; VALUE is JSON, or a text that is not JSON; "
-                "may be repeated",
-            )
+            add_adapter_option(group)
         elif name in _OWN_FLAGS:
             flag = f"--{name.replace('_', '-')}"
             group.add_argument(flag, default=None, **_OWN_FLAGS[name])
         else:
             add_flag(group, fields[name], texts[name])
+
+
+def add_adapter_option(group: argparse._ArgumentGroup | argparse.ArgumentParser) -> None:
+    """Add the flag for options of the model family."""
+    group.add_argument(
+        "--adapter-option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="an option of the model family; VALUE is JSON, or a text that is not JSON; may be "
+        "repeated",
+    )
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
@@ -94,13 +99,14 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
         for field in dataclasses.fields(EngineOptions)
         if getattr(args, field.name, field.default) != field.default
     }
-    if adapter_options := _adapter_options(args.adapter_option):
+    if adapter_options := read_adapter_options(args.adapter_option):
         given["adapter_options"] = adapter_options
     EngineOptions.from_kwargs(given)
     return given
 
 
-def _adapter_options(pairs: list[str]) -> dict[str, Any]:
+def read_adapter_options(pairs: list[str]) -> dict[str, Any]:
+    """Return what `--adapter-option` was given, by name."""
     options: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")

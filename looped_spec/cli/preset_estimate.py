@@ -10,6 +10,7 @@ adapter brings.
 examples:
   looped-spec preset estimate ORG/MODEL --device a100 -o presets/
   looped-spec preset estimate ./my-model --device h200 --acceptance-from measured.json
+  looped-spec preset estimate ./my-model --device h200 --full-loops 8 --ks 1 2 4 --ds 1 2
 """
 
 from __future__ import annotations
@@ -18,20 +19,24 @@ import argparse
 import dataclasses
 import datetime
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from looped_spec.atomic_json import check_target, json_text
 from looped_spec.cli import console
-from looped_spec.cli.preset_files import all_folders, read_preset
+from looped_spec.cli.engine_flags import add_adapter_option, read_adapter_options
+from looped_spec.cli.preset_files import all_folders, check_note, read_preset
 from looped_spec.cli.preset_show import show_text
-from looped_spec.errors import ConfigError, closest
+from looped_spec.errors import ConfigError, check_int, closest
+from looped_spec.offline.settings import SamplingSettings
 from looped_spec.presets import AcceptanceEntry, Provenance
 
 if TYPE_CHECKING:
     from looped_spec.offline.roofline import Geometry
 
 GEOMETRY_FILE = "geometry.json"
+MAX_FULL_LOOPS = 2**16
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -55,6 +60,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a preset of the same model to take acceptance from: a file, or a part of one's name",
     )
     parser.add_argument(
+        "--full-loops",
+        type=int,
+        metavar="N",
+        help="D, loops of the target; default: the depth the model was trained for",
+    )
+    settings = {field.name: field for field in dataclasses.fields(SamplingSettings)}
+    for name, metavar in (("ks", "K"), ("ds", "d")):
+        parser.add_argument(
+            f"--{name}",
+            type=int,
+            nargs="+",
+            metavar=metavar,
+            help=settings[name].metadata["help"],
+        )
+    add_adapter_option(parser)
+    parser.add_argument("--note", default="", metavar="TEXT", help="what the preset should say too")
+    parser.add_argument(
         "-o", "--out", metavar="PATH", help="write here: a file, or a folder that gets its name"
     )
     parser.add_argument("--json", action="store_true", help="print the preset as JSON")
@@ -66,13 +88,14 @@ def run(args: argparse.Namespace) -> int:
     from looped_spec.offline.modelled import modelled_preset
 
     device = known_device(args.device)
-    name, geometry = _geometry(args.model)
-    command = shlex.join(
-        ["looped-spec", "preset", "estimate", name, "--device", args.device]
-        + (["--dtype", args.dtype] if args.dtype != "bfloat16" else [])
-    )
+    check_note(args.note)
+    # Depths and lengths are checked as those of a measurement are.
+    grid = SamplingSettings(ks=_tuple(args.ks), ds=_tuple(args.ds))
+    options = read_adapter_options(args.adapter_option)
+    name, geometry = _geometry(args.model, args.full_loops, options)
+    command = _command(args, name)
     date = datetime.date.today().isoformat()
-    acceptance, origin = _acceptance(args.acceptance_from, name, geometry, command, date)
+    acceptance, origin, revision = _acceptance(args.acceptance_from, name, geometry, command, date)
     preset = modelled_preset(
         name,
         geometry,
@@ -82,6 +105,11 @@ def run(args: argparse.Namespace) -> int:
         command=command,
         date=date,
         dtype=args.dtype,
+        revision=revision,
+        adapter_options=options,
+        ks=grid.ks,
+        ds=grid.ds,
+        note=args.note.strip(),
     )
     if args.out is not None:
         path = Path(args.out)
@@ -97,18 +125,50 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _geometry(model: str) -> tuple[str, Geometry]:
-    """Return name and sizes of a model: of a folder's config.json, or as an adapter knows them."""
+def _tuple(values: list[int] | None) -> tuple[int, ...] | None:
+    return None if values is None else tuple(values)
+
+
+def _command(args: argparse.Namespace, name: str) -> str:
+    """Return what makes the preset anew; of files their names."""
+    words = ["looped-spec", "preset", "estimate", name, "--device", args.device]
+    if args.dtype != "bfloat16":
+        words += ["--dtype", args.dtype]
+    if args.acceptance_from is not None:
+        words += ["--acceptance-from", Path(args.acceptance_from).name]
+    if args.full_loops is not None:
+        words += ["--full-loops", str(args.full_loops)]
+    for flag, values in (("--ks", args.ks), ("--ds", args.ds)):
+        words += [flag, *map(str, values)] if values else []
+    for pair in args.adapter_option:
+        words += ["--adapter-option", pair]
+    return shlex.join(words)
+
+
+def _geometry(
+    model: str, full_loops: int | None, options: Mapping[str, Any]
+) -> tuple[str, Geometry]:
+    """Return name and sizes of a model: of a folder's config.json, or as an adapter knows them;
+    `full_loops` deep if that is given."""
     from looped_spec.offline.roofline import read_geometries
 
     if Path(model).is_dir():
-        return _of_folder(model)
+        return _of_folder(model, full_loops, options)
+    if options:
+        raise ConfigError(
+            "--adapter-option needs the folder of a model: the sizes that are known of "
+            f"'{model}' are those of its defaults"
+        )
+    if full_loops is not None:
+        check_int("full_loops", full_loops, 2, MAX_FULL_LOOPS)
     known: dict[str, Geometry] = {}
     for folder in all_folders():
         if (folder.path / GEOMETRY_FILE).is_file():
             known |= read_geometries(folder.path / GEOMETRY_FILE)
     for name, geometry in known.items():
         if model in (name, name.rsplit("/", 1)[-1]):
+            if full_loops is not None:
+                geometry = dataclasses.replace(geometry, full_loops=full_loops)
             return name, geometry
     raise ConfigError(
         f"model '{model}' is no folder here, and its sizes are not known{closest(model, known)}; "
@@ -116,7 +176,9 @@ def _geometry(model: str) -> tuple[str, Geometry]:
     )
 
 
-def _of_folder(model: str) -> tuple[str, Geometry]:
+def _of_folder(
+    model: str, full_loops: int | None, options: Mapping[str, Any]
+) -> tuple[str, Geometry]:
     from looped_spec.loading import build_adapter
     from looped_spec.model_config import read_json_config
     from looped_spec.offline.roofline import Geometry
@@ -125,10 +187,13 @@ def _of_folder(model: str) -> tuple[str, Geometry]:
 
     folder, plugins = Path(model), PluginManager()
     config, name = read_json_config(folder), folder.resolve().name
-    adapter = build_adapter(config, name, plugins, {})
+    adapter = build_adapter(config, name, plugins, options)
+    if full_loops is None:
+        full_loops = adapter.geometry.default_full_loops
+    adapter.geometry.check_full_loops(full_loops)
     return name, Geometry(
         adapter=plugins.resolve_model_type(config["model_type"], config).name,
-        full_loops=adapter.geometry.default_full_loops,
+        full_loops=full_loops,
         max_model_len=adapter.geometry.max_model_len,
         resumable=adapter.capabilities.resumable,
         **dataclasses.asdict(StageSizes.of(adapter)),
@@ -138,13 +203,14 @@ def _of_folder(model: str) -> tuple[str, Geometry]:
 
 def _acceptance(
     given: str | None, model: str, geometry: Geometry, command: str, date: str
-) -> tuple[tuple[AcceptanceEntry, ...], Provenance]:
-    """Return entries and origin of what another preset says of acceptance, which no device
-    changes."""
+) -> tuple[tuple[AcceptanceEntry, ...], Provenance, str | None]:
+    """Return entries, origin and revision of what another preset says of acceptance, which no
+    device changes."""
     from looped_spec.presets.match import same_model
 
     if given is None:
-        return (), Provenance("modelled", date, command=command, notes="nothing is known: no entry")
+        nothing = Provenance("modelled", date, command=command, notes="nothing is known: no entry")
+        return (), nothing, None
     other, path = read_preset(given)
     if not same_model(other.model, model) or other.full_loops != geometry.full_loops:
         raise ConfigError(
@@ -155,4 +221,4 @@ def _acceptance(
     source = f"taken over from {path.name}"
     if origin.source:
         source = f"{source}: {origin.source}"
-    return other.acceptance, dataclasses.replace(origin, source=source)
+    return other.acceptance, dataclasses.replace(origin, source=source), other.revision

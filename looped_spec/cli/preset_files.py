@@ -55,3 +55,9 @@ def read_preset(name: str) -> tuple[Preset, Path]:
         f"no preset '{name}'{closest(name, [file.stem for file in files])}; "
         "'looped-spec preset list' shows what there is"
     )
+
+
+def check_note(note: str) -> None:
+    """Raise `ConfigError` for a --note that is no text of one line."""
+    if note and not note.isprintable():
+        raise ConfigError("--note must be a text of one line")

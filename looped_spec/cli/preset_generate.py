@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from looped_spec.atomic_json import check_target
 from looped_spec.cli import console
+from looped_spec.cli.engine_flags import add_adapter_option, read_adapter_options
 from looped_spec.cli.flags import add_flag
 from looped_spec.cli.model_loading import load_model, memory_errors
-from looped_spec.errors import ConfigError, check_number
+from looped_spec.cli.preset_files import check_note
+from looped_spec.errors import check_number
 from looped_spec.offline.settings import SamplingSettings
 from looped_spec.options import EngineOptions
 
@@ -37,6 +39,9 @@ _ENGINE = (
     "num_threads",
     "full_loops",
     "attention_backend",
+    "attention_num_splits",
+    "cpu_linear",
+    "enforce_eager",
     "graph_backend",
     "kv_cache_memory_bytes",
     "max_model_len",
@@ -100,6 +105,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     for option in dataclasses.fields(EngineOptions):
         if option.name in _ENGINE:
             add_flag(engine, option, texts[option.name])
+    add_adapter_option(engine)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -107,8 +113,7 @@ def run(args: argparse.Namespace) -> int:
     settings = _settings(args)
     if args.budget is not None:
         check_number("--budget", args.budget, 0.0)
-    if args.note and not args.note.isprintable():
-        raise ConfigError("--note must be a text of one line")
+    check_note(args.note)
     from looped_spec.offline.workloads import named_paths
 
     paths = named_paths(args.workload)
@@ -224,6 +229,8 @@ def _engine_options(args: argparse.Namespace, settings: SamplingSettings) -> dic
         for field in dataclasses.fields(EngineOptions)
         if field.name in _ENGINE and getattr(args, field.name) != field.default
     }
+    if adapter_options := read_adapter_options(args.adapter_option):
+        given["adapter_options"] = adapter_options
     widest = max(*settings.batch_sizes, 8)
     return given | {"max_num_seqs": widest, "num_speculative_tokens": 0}
 

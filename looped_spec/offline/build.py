@@ -53,7 +53,7 @@ def rebuild(path: Path) -> Preset:
 
 
 def _fingerprint(plan: SamplingPlan) -> dict[str, str]:
-    found = {
+    found = dict(plan.execution) | {
         "model": plan.model,
         "device_name": plan.device_name,
         "dtype": plan.dtype,

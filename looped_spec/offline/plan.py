@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from looped_spec.control.default_config import DRAFT_LENGTHS, default_depths, longest_draft
@@ -25,7 +25,7 @@ class SamplingPlan:
         model: its name: hub id, `demo:<name>`, or that of its folder.
         revision: of a hub model.
         adapter: name of its family.
-        adapter_options: options of the family.
+        adapter_options: options of the family that are in force, defaults among them.
         full_loops: D.
         device_name: as a preset names it.
         dtype: of weights and activations.
@@ -33,6 +33,8 @@ class SamplingPlan:
         settings: how much is measured.
         workloads: origin of the texts by name; `items` is how many prompts there are.
         versions: of what the times depend on.
+        execution: how rounds are run, as a preset is compared by it; older samples have the number
+            of threads among `versions`, and nothing else of it.
     """
 
     model: str
@@ -46,6 +48,7 @@ class SamplingPlan:
     settings: SamplingSettings
     workloads: Mapping[str, Mapping[str, Any]]
     versions: Mapping[str, Any]
+    execution: Mapping[str, str] = field(default_factory=dict)
 
     def candidates(self, batch_size: int | None = None) -> tuple[Candidate, ...]:
         """Return every (K, d), or those worth trying at a batch size; plain decoding is left out.
@@ -124,7 +127,7 @@ class SamplingPlan:
         names = [f.name for f in dataclasses.fields(cls)]
         reject_unknown(document, names, "key of a sampling plan")
         for name in names:
-            if name not in document:
+            if name not in document and name != "execution":
                 raise ConfigError(f"a sampling plan needs {name}")
         values = dict(document)
         values["settings"] = SamplingSettings.from_json(values["settings"])

@@ -62,8 +62,8 @@ def make_measurer(llm: LLM, paths: Mapping[str, Path], settings: SamplingSetting
             "looped-spec": __version__,
             "python": platform.python_version(),
             "torch": str(torch.__version__),
-        }
-        | ({} if run.num_threads is None else {"num_threads": str(run.num_threads)}),
+        },
+        execution=run.execution,
     )
     plan.candidates()  # refuses what the model cannot do
     plan.check_length(llm.max_model_len)

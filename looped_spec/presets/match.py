@@ -8,10 +8,18 @@ from typing import Any
 
 from looped_spec.presets.preset import Preset
 
-TOLD_APART_BY = ("device_name", "dtype", "num_threads", "revision")
+TOLD_APART_BY = (
+    "device_name",
+    "dtype",
+    "num_threads",
+    "cpu_linear",
+    "graph_backend",
+    "revision",
+)
 """Fields that may differ, the gravest first; others must not, or the preset is of no use."""
 
-_OF_COST = ("device_name", "dtype", "num_threads")
+_OF_EXECUTION = ("num_threads", "cpu_linear", "graph_backend")
+_OF_COST = ("device_name", "dtype", *_OF_EXECUTION)
 _OF_ACCEPTANCE = ("dtype", "revision")
 
 
@@ -26,8 +34,11 @@ class RunIdentity:
         dtype: as `Preset.dtype`.
         full_loops: D.
         revision: commit of the hub model; None where it cannot be known, as of a local folder.
-        adapter_options: options given to the adapter that are not its defaults.
+        adapter_options: options of the adapter that are in force, its defaults among them.
+        adapter_defaults: what its options are where nobody gives them.
         num_threads: CPU threads of the run; None on a GPU.
+        cpu_linear: how linear layers keep their weights; None on a GPU.
+        graph_backend: how rounds are captured, "eager" for not at all; None is not compared.
     """
 
     model: str
@@ -37,7 +48,17 @@ class RunIdentity:
     full_loops: int
     revision: str | None = None
     adapter_options: Mapping[str, Any] = field(default_factory=dict)
+    adapter_defaults: Mapping[str, Any] = field(default_factory=dict)
     num_threads: int | None = None
+    cpu_linear: str | None = None
+    graph_backend: str | None = None
+
+    @property
+    def execution(self) -> dict[str, str]:
+        """How rounds are run, as far as it is known: what their times depend on beside the
+        device."""
+        found = {name: getattr(self, name) for name in _OF_EXECUTION}
+        return {name: str(value) for name, value in found.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -47,10 +68,12 @@ class Match:
     Attributes:
         obstacle: why it cannot be used at all, or None.
         differences: what else is not as in the run, by name of the field, as sentences.
+        unknown: what the preset's times depend on and it does not tell.
     """
 
     obstacle: str | None
     differences: Mapping[str, str]
+    unknown: tuple[str, ...] = ()
 
     @property
     def is_exact(self) -> bool:
@@ -85,22 +108,22 @@ def compare(preset: Preset, run: RunIdentity) -> Match:
     for name in ("adapter", "full_loops"):
         if obstacle is None and getattr(preset, name) != getattr(run, name):
             obstacle = _differs(name, getattr(run, name), getattr(preset, name))
-    if obstacle is None and dict(preset.adapter_options) != dict(run.adapter_options):
-        obstacle = _differs(
-            "adapter_options", dict(run.adapter_options), dict(preset.adapter_options)
-        )
+    options = {**run.adapter_defaults, **preset.adapter_options}
+    if obstacle is None and _canonical(options) != _canonical(run.adapter_options):
+        obstacle = _differs("adapter_options", dict(run.adapter_options), options)
+    told = execution(preset)
     mine: dict[str, object] = {
         "device_name": preset.device_name,
         "dtype": preset.dtype,
-        "num_threads": num_threads(preset) if run.num_threads is not None else None,
         "revision": preset.revision,
+        **{name: told.get(name) for name in run.execution},
     }
     differences = {}
     for name in TOLD_APART_BY:
-        theirs = getattr(run, name)
-        if mine[name] is not None and _plain(mine[name]) != _plain(theirs):
+        theirs = run.execution.get(name, getattr(run, name))
+        if mine.get(name) is not None and _plain(mine[name]) != _plain(theirs):
             differences[name] = _differs(name, theirs, mine[name])
-    return Match(obstacle, differences)
+    return Match(obstacle, differences, tuple(name for name in run.execution if name not in told))
 
 
 def same_model(one: str, other: str) -> bool:
@@ -113,17 +136,27 @@ def same_model(one: str, other: str) -> bool:
     return one.rsplit("/", 1)[-1] == other.rsplit("/", 1)[-1]
 
 
-def num_threads(preset: Preset) -> int | None:
-    """Return the CPU threads that its times were measured with, if it says so."""
-    text = dict(preset.cost.fingerprint).get("num_threads")
-    if text is None:
-        text = preset.provenance["cost"].versions.get("num_threads")
-    return int(text) if text is not None and text.isdecimal() else None
+def execution(preset: Preset) -> dict[str, str]:
+    """Return how the rounds were run that its times are of, as far as it says so."""
+    said = dict(preset.cost.fingerprint)
+    if "num_threads" in preset.provenance["cost"].versions:
+        said.setdefault("num_threads", preset.provenance["cost"].versions["num_threads"])
+    return {name: said[name] for name in _OF_EXECUTION if name in said}
 
 
 def _plain(value: object) -> object:
     """Return a text with single blanks: drivers and files differ in them."""
     return " ".join(value.split()) if isinstance(value, str) else value
+
+
+def _canonical(value: Any) -> Any:
+    """Return a JSON value so that `==` compares what it says: 1 is 1.0 but not true, and it does
+    not matter whether a list was given as a tuple."""
+    if isinstance(value, Mapping):
+        return {str(key): _canonical(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_canonical(item) for item in value]
+    return (value,) if isinstance(value, bool) else value
 
 
 def _differs(name: str, theirs: object, mine: object) -> str:

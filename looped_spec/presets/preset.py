@@ -36,13 +36,13 @@ class Preset:
         dtype: of the parameters, one of `DTYPES`.
         full_loops: D that all of it was made for.
         config: buckets, policy and settings; its own `cost` is None.
-        cost: round times in ms; its fingerprint may say more of what they depend on, such as
-            `num_threads`.
+        cost: round times in ms; its fingerprint may say more of what they depend on:
+            `num_threads`, `cpu_linear` and `graph_backend` are compared with those of a run.
         acceptance: per workload and draft depth; may be empty.
         provenance: one record for each of `PARTS`.
         revision: commit of the hub model, or whatever tells the weights apart; None: any.
-        adapter_options: options of the adapter that it was made with, where they are not the
-            defaults.
+        adapter_options: options of the adapter that it was made with; those that are missing had
+            their defaults.
     """
 
     model: str

@@ -12,6 +12,7 @@ from looped_spec.adapter import ModelAdapter
 from looped_spec.loading import ModelOrigin
 from looped_spec.options import EngineOptions
 from looped_spec.presets.match import RunIdentity
+from looped_spec.runtime.graphs import graph_mode, linear_layout
 from looped_spec.runtime.threads import planned_threads
 
 
@@ -24,7 +25,8 @@ def run_identity(
     full_loops: int,
 ) -> RunIdentity:
     """Return the identity of a run; needs no weights."""
-    given = options.adapter_options or {}
+    is_cpu = device.type == "cpu"
+    defaults = type(adapter).options
     return RunIdentity(
         model=origin.name,
         adapter=origin.spec.name,
@@ -32,8 +34,11 @@ def run_identity(
         dtype=str(dtype).removeprefix("torch."),
         full_loops=full_loops,
         revision=origin.revision,
-        adapter_options={k: v for k, v in given.items() if type(adapter).options.get(k) != v},
+        adapter_options={**defaults, **(options.adapter_options or {})},
+        adapter_defaults=defaults,
         num_threads=planned_threads(options.num_threads, adapter, device),
+        cpu_linear=linear_layout(options) if is_cpu else None,
+        graph_backend=graph_mode(options, device),
     )
 
 

@@ -218,9 +218,9 @@ def test_an_option_that_no_flag_can_be_made_of_is_noticed(
 
 
 def test_adapter_options_are_json_or_text() -> None:
-    from looped_spec.cli.engine_flags import _adapter_options
+    from looped_spec.cli.engine_flags import read_adapter_options
 
-    assert _adapter_options(["a=1", "b=true", "c=x=y", 'd="1"']) == {
+    assert read_adapter_options(["a=1", "b=true", "c=x=y", 'd="1"']) == {
         "a": 1,
         "b": True,
         "c": "x=y",

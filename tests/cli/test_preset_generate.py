@@ -60,6 +60,9 @@ def test_a_preset_is_measured_and_its_samples_give_it_again(
     assert {entry.workload for entry in preset.acceptance} == {"words, temperature 0.9"}
     provenance = preset.provenance["cost"]
     assert provenance.kind == "measured" and (provenance.notes or "").startswith("a note")
+    told = dict(preset.cost.fingerprint)
+    assert (told["num_threads"], told["graph_backend"]) == ("1", "eager")
+    assert told["cpu_linear"] == "auto"
     assert str(tmp_path) not in out.read_text()
     samples = tmp_path / "samples" / "p.jsonl"
     assert str(tmp_path) not in samples.read_text()

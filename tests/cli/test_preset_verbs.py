@@ -8,6 +8,7 @@ import pytest
 from tree import ROOT
 
 from looped_spec.cli.main import main
+from looped_spec.control.plan import PLAIN, Candidate
 from looped_spec.presets import Preset
 
 OURO = ROOT / "presets" / "ouro"
@@ -64,6 +65,21 @@ def test_show_draws_times_speedups_acceptance_candidates_and_origin(
         (["estimate", "Ouro-1.4B", "--device", "h10"], "unknown device 'h10' (did you mean"),
         (["estimate", "Unknown-1B", "--device", "h200"], "its sizes are not known"),
         (["estimate", "Ouro-1.4B", "--device", "h200", "-o", "no/where.json"], "does not exist"),
+        (["estimate", "Ouro-1.4B", "--device", "h200", "--full-loops", "1"], "full_loops must be"),
+        (["estimate", "Ouro-1.4B", "--device", "h200", "--ds", "4"], "draft_loops must be between"),
+        (["estimate", "Ouro-1.4B", "--device", "h200", "--ks", "0"], "ks must be between 1"),
+        (["estimate", "Ouro-1.4B", "--device", "h200", "--note", "a\nb"], "a text of one line"),
+        (
+            ["estimate", "Ouro-1.4B", "--device", "h200", "--adapter-option", "a=1"],
+            "--adapter-option needs the folder of a model",
+        ),
+        (
+            [
+                *("estimate", "Ouro-1.4B", "--device", "h200", "--full-loops", "8"),
+                *("--acceptance-from", str(H200)),
+            ],
+            "at 4 loops, not of 'ByteDance/Ouro-1.4B' at 8",
+        ),
         (
             ["estimate", "huginn-0125", "--device", "h200", "--acceptance-from", str(H200)],
             "is of model 'ByteDance/Ouro-1.4B'",
@@ -115,6 +131,30 @@ def test_estimate_writes_a_preset_that_reads_back(
     assert len(preset.config.candidates) > 1
 
 
+def test_estimate_takes_depth_and_candidates_as_a_measurement_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    arguments = ["Ouro-1.4B", "--device", "h100-sxm", "--note", "a note"]
+    grid = ["--ks", "6", "3", "--ds", "2"]
+    preset = Preset.from_json(
+        _json(capsys, "estimate", *arguments, *grid, "--acceptance-from", str(H200))
+    )
+    arms = {Candidate(3, 2), Candidate(6, 2)}
+    assert set(preset.cost.candidates) == {PLAIN, *arms} >= set(preset.config.candidates)
+    assert all(len(bucket.candidates) > 1 for bucket in preset.config.buckets)
+    assert preset.revision == Preset.read(H200).revision is not None
+    assert dict(preset.cost.fingerprint)["graph_backend"] == "cuda"
+    command = preset.provenance["cost"].command or ""
+    assert command.endswith(f"--acceptance-from {H200.name} --ks 6 3 --ds 2")
+    assert (preset.provenance["cost"].notes or "").startswith("a note; ")
+
+    deep = Preset.from_json(_json(capsys, "estimate", *arguments, "--full-loops", "8"))
+    shallow = Preset.from_json(_json(capsys, "estimate", *arguments))
+    assert (deep.full_loops, shallow.full_loops) == (8, 4)
+    times = [preset.cost.ms(1, 128, PLAIN) or 0.0 for preset in (deep, shallow)]
+    assert 1.8 < times[0] / times[1] < 2.0
+
+
 def test_estimate_takes_the_sizes_of_a_folder_without_weights(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -122,6 +162,10 @@ def test_estimate_takes_the_sizes_of_a_folder_without_weights(
     (tmp_path / "config.json").write_text(config)
     document = _json(capsys, "estimate", str(tmp_path), "--device", "h20")
     assert document["model"] == tmp_path.name and document["acceptance"] == []
+    assert (
+        main(["preset", "estimate", str(tmp_path), "--device", "h20", "--full-loops", "999"]) == 2
+    )
+    assert "full_loops must be between 1 and" in capsys.readouterr().err
 
 
 def test_looking_at_presets_does_not_import_torch() -> None:

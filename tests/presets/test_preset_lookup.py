@@ -38,7 +38,7 @@ def test_the_preset_of_this_model_device_and_dtype_is_taken(tmp_path: Path) -> N
     assert choice.match is not None and choice.match.is_exact
     assert choice.line == (
         "preset model=demo_toy,device_name=Toy_CPU,dtype=float32.json (bundled): "
-        "measured for this device"
+        "measured for this device, it does not say with which num_threads"
     )
 
 
@@ -106,6 +106,54 @@ def test_where_the_times_are_of_something_else_a_run_starts_plainly_and_says_so(
     for name in changes:
         assert config.cost.mismatch is not None and name in config.cost.mismatch
         assert name in choice.line
+
+
+HERE = {"num_threads": 1, "cpu_linear": "auto", "graph_backend": "eager"}
+
+
+@pytest.mark.parametrize("name", HERE)
+def test_times_of_another_way_to_run_rounds_are_a_prior_and_unknown_ones_are_said_to_be(
+    name: str,
+) -> None:
+    preset = make_preset()
+    told = {key: str(value) for key, value in HERE.items()}
+    run = dataclasses.replace(RUN, **HERE)  # type: ignore[arg-type]
+
+    def choice(fingerprint: dict[str, str]) -> PresetChoice:
+        cost = dataclasses.replace(preset.cost, fingerprint=tuple(fingerprint.items()))
+        changed = dataclasses.replace(preset, cost=cost)
+        return PresetChoice(changed, "file", compare(changed, run))
+
+    same, other = choice(told), choice(told | {name: "7"})
+    unknown = choice({key: value for key, value in told.items() if key != name})
+    assert same.match is not None and same.match.cost_doubt is None
+    assert same.line == "preset file: measured for this device"
+    assert other.match is not None and other.match.acceptance_doubt is None
+    assert other.match.cost_doubt == f"{name} is '{HERE[name]}', the preset's '7'"
+    assert other.match.cost_doubt in other.line
+    assert unknown.match is not None and unknown.match.is_exact
+    assert unknown.line.endswith(f"measured for this device, it does not say with which {name}")
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "same"),
+    [
+        ({}, {"scale": 1.0, "sizes": (1, 2)}, True),
+        ({"scale": 1}, {"scale": 1.0, "sizes": [1, 2]}, True),
+        ({"sizes": [1, 2], "scale": 1.0}, {"scale": 1, "sizes": (1, 2)}, True),
+        ({"scale": 2.0}, {"scale": 1.0, "sizes": [1, 2]}, False),
+        ({}, {"scale": True, "sizes": [1, 2]}, False),
+        ({}, {"scale": 1.0, "sizes": [2, 1]}, False),
+    ],
+)
+def test_options_of_the_adapter_are_compared_by_what_is_in_force(
+    mine: dict[str, object], theirs: dict[str, object], same: bool
+) -> None:
+    defaults = {"scale": 1.0, "sizes": [1, 2]}
+    run = dataclasses.replace(RUN, adapter_options=theirs, adapter_defaults=defaults)
+    match = compare(make_preset(adapter_options=mine), run)
+    assert (match.obstacle is None) == same
+    assert same or "adapter_options is" in (match.obstacle or "")
 
 
 def test_a_revision_that_is_not_known_is_not_taken_for_the_same() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from looped_spec import LLM
 from looped_spec.control.config import AdaptiveSpecConfig, BatchBucket
@@ -53,6 +54,7 @@ def _preset(llm: LLM, **changes: Any) -> Preset:
         device_name=run.device_name,
         dtype=run.dtype,
         full_loops=run.full_loops,
+        adapter_options=run.adapter_options,
         config=AdaptiveSpecConfig(
             run.full_loops, (BatchBucket(1, 2, ARMS, 2), BatchBucket(3, 8, ARMS[:2], 1))
         ),
@@ -61,7 +63,8 @@ def _preset(llm: LLM, **changes: Any) -> Preset:
                 (b, 0, c.num_speculative_tokens, c.draft_loops): 5.0 + b + c.num_speculative_tokens
                 for b in (1, 8)
                 for c in ARMS
-            }
+            },
+            run.execution,
         ),
         acceptance=(AcceptanceEntry("maths", "selection", 2, (95.0, 90.0), (100.0, 95.0)),),
         provenance={part: origin for part in ("config", "cost", "acceptance")},
@@ -97,6 +100,39 @@ def test_costs_of_another_device_are_a_prior(made: Preset, directory: Path) -> N
     cost = _config(_load()).cost
     assert cost is not None and cost.cells == made.cost.cells
     assert cost.mismatch is not None and cost.mismatch.startswith("device_name is ")
+
+
+@pytest.mark.parametrize(
+    "option", [{"cpu_linear": "plain"}, {"num_threads": 2}, {"graph_backend": "traced"}]
+)
+def test_costs_of_rounds_that_are_run_otherwise_are_a_prior(
+    made: Preset, directory: Path, option: dict[str, Any]
+) -> None:
+    made.write(directory / made.file_name)
+    threads = torch.get_num_threads()
+    try:
+        cost = _config(_load(**option)).cost
+    finally:
+        torch.set_num_threads(threads)
+    (name,) = option
+    assert cost is not None and cost.cells == made.cost.cells
+    assert cost.mismatch is not None and f"{name} is '{option[name]}'" in cost.mismatch
+
+
+@pytest.mark.parametrize(("scale", "fits"), [(1, True), (2.0, False)])
+def test_a_default_that_is_given_is_the_same_as_one_that_is_not(
+    directory: Path, scale: float, fits: bool
+) -> None:
+    huginn = str(Path(FOLDER).parent / "huginn-a")
+    preset = _preset(LLM(huginn, max_num_seqs=8, preset="none"))
+    assert preset.adapter_options["init_scale"] == 1.0
+    preset.write(directory / preset.file_name)
+    llm = LLM(huginn, max_num_seqs=8, adapter_options={"init_scale": scale})
+    assert (llm.preset.preset == preset) is fits
+    earlier = dataclasses.replace(preset, adapter_options={})
+    earlier.write(directory / preset.file_name)
+    again = LLM(huginn, max_num_seqs=8, adapter_options={"init_scale": scale})
+    assert (again.preset.preset == earlier) is fits
 
 
 def test_costs_of_another_device_and_dtype_are_not_used(made: Preset, directory: Path) -> None:

@@ -1,7 +1,7 @@
 """Rounds that are captured once per shape and replayed."""
 
 from looped_spec.runtime.graphs.backends import CudaGraphs, GraphBackend, TracedGraphs
-from looped_spec.runtime.graphs.choice import choose_graphs, linear_layout
+from looped_spec.runtime.graphs.choice import choose_graphs, graph_mode, linear_layout
 from looped_spec.runtime.graphs.runner import GraphRunner, GraphStats
 from looped_spec.runtime.graphs.shapes import padded_sizes, reachable_shapes
 
@@ -12,6 +12,7 @@ __all__ = [
     "GraphStats",
     "TracedGraphs",
     "choose_graphs",
+    "graph_mode",
     "linear_layout",
     "padded_sizes",
     "reachable_shapes",

@@ -22,9 +22,7 @@ def choose_graphs(
     Raises:
         UnsupportedError: captured rounds were asked for where there can be none.
     """
-    name = "eager" if options.enforce_eager else options.graph_backend
-    if name == "auto":
-        name = "cuda" if device.type == "cuda" and not options.early_exit else "eager"
+    name = graph_mode(options, device)
     if name == "eager":
         return None
     if options.early_exit:
@@ -51,6 +49,14 @@ def choose_graphs(
             max_model_len,
         )
     return CudaGraphs(device) if name == "cuda" else TracedGraphs()
+
+
+def graph_mode(options: EngineOptions, device: torch.device) -> str:
+    """Return what the options ask for on a device: cuda, traced, or eager for no capturing."""
+    name = "eager" if options.enforce_eager else options.graph_backend
+    if name == "auto":
+        return "cuda" if device.type == "cuda" and not options.early_exit else "eager"
+    return name
 
 
 def linear_layout(options: EngineOptions) -> str:
