@@ -3,8 +3,9 @@ acceptance.
 
 One model with random weights, fp32. In one run, in turn: our plain decoding with linear layers as
 they come, and as `cpu_linear="auto"` keeps them, for weights that bf16 holds (as published
-checkpoints have) and for any fp32 weights; the same work in the transformers library, where it is
-installed; then speculation with drafts that are right with probability p, against plain decoding
+checkpoints have) and for any fp32 weights; the official code with the same weights, for whoever has
+it (--official), and the same work in the transformers library, where that is installed; then
+speculation with drafts that are right with probability p, against plain decoding
 and against what the times of the single stages predict.
 """
 
@@ -21,7 +22,7 @@ from typing import Any
 
 import torch
 from cpu_model import CONFIG, Stages, StageTimes, bytes_per_token, random_model, read_bandwidth
-from cpu_reference import reference_generate
+from cpu_reference import Generate, llama_generate, official_generate
 from workloads import markdown, run_command
 
 from looped_spec import SamplingParams
@@ -37,7 +38,9 @@ from looped_spec.testing.forced_acceptance import ForcedAcceptance
 OFFICIAL = {1: 11.0, 8: 46.0}
 """Tokens per second of the official implementation's `generate` by batch size, recorded before on
 a machine of this kind (2 cores, about 17.5 GB/s); not measured in this run."""
-BF16, FP32, BEFORE, REFERENCE = "auto, bf16 numbers", "auto, fp32 numbers", "plain", "transformers"
+BF16, FP32, BEFORE = "auto, bf16 numbers", "auto, fp32 numbers", "plain"
+LLAMA, OFFICIAL_CODE = "transformers", "official"
+REFERENCES = (LLAMA, OFFICIAL_CODE)
 LOOPS = int(CONFIG["total_ut_steps"])
 
 
@@ -46,8 +49,11 @@ def prompts_of(args: argparse.Namespace, batch_size: int) -> list[list[int]]:
     return [[1 + (row + i) % 100 for i in range(args.prompt)] for row in range(batch_size)]
 
 
-def complete(engine: Engine, args: argparse.Namespace, batch_size: int) -> tuple[float, float]:
-    """Return the seconds to complete a batch, and those of them behind the first tokens."""
+def complete(
+    engine: Engine, args: argparse.Namespace, batch_size: int, texts: list[list[int]] | None = None
+) -> tuple[float, float]:
+    """Return the seconds to complete a batch, and those of them behind the first tokens; add the
+    new tokens of each request to `texts`."""
     params = [
         SamplingParams(max_tokens=args.tokens, ignore_eos=True, temperature=0.0, seed=row)
         for row in range(batch_size)
@@ -63,6 +69,8 @@ def complete(engine: Engine, args: argparse.Namespace, batch_size: int) -> tuple
     while engine.has_work:
         engine.step()
     end = time.perf_counter()
+    if texts is not None:
+        texts += [request.output_token_ids for request in requests]
     return end - start, end - first
 
 
@@ -103,12 +111,12 @@ def measure_plain(args: argparse.Namespace, ways: dict[str, Callable[[int], floa
                 "way": way,
                 "tokens_per_second": summary(rates),
             }
-            for other in (BEFORE, REFERENCE):
-                if other in seconds and way not in (other, REFERENCE):
+            for other in (BEFORE, *REFERENCES):
+                if other in seconds and way != other and way not in REFERENCES:
                     ratios = [b / a for a, b in zip(each, seconds[other], strict=True)]
                     row[f"ratio_to_{other}"] = summary(ratios)
-            if batch_size in OFFICIAL and way != REFERENCE:
-                row["ratio_to_official"] = round(statistics.median(rates) / OFFICIAL[batch_size], 2)
+            if batch_size in OFFICIAL and way not in REFERENCES:
+                row["ratio_to_recorded"] = round(statistics.median(rates) / OFFICIAL[batch_size], 2)
             results.append(row)
     return results
 
@@ -189,6 +197,15 @@ def measure_stages(args: argparse.Namespace, engine: Engine) -> dict[str, Any]:
     }
 
 
+def reference_seconds(args: argparse.Namespace, generate: Generate, batch_size: int) -> float:
+    """Return the seconds that other code takes for a batch."""
+    start = time.perf_counter()
+    made = generate(prompts_of(args, batch_size), args.tokens)
+    seconds = time.perf_counter() - start
+    assert [len(one) for one in made] == [args.tokens] * batch_size
+    return seconds
+
+
 def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Run all of it and print the tables."""
     torch.set_num_threads(args.threads)
@@ -202,16 +219,19 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         way: lambda b, e=engine: complete(e, args, b)[0]  # type: ignore[misc]
         for way, engine in engines.items()
     }
-    reference = reference_generate(CONFIG)
-    if reference is not None:
-
-        def run_reference(batch_size: int) -> float:
-            start = time.perf_counter()
-            made = reference(prompts_of(args, batch_size), args.tokens)
-            assert made == batch_size * args.tokens
-            return time.perf_counter() - start
-
-        ways[REFERENCE] = run_reference
+    references = {LLAMA: llama_generate(CONFIG)}
+    equal_texts = None
+    if args.official is not None:
+        adapter = random_model(CONFIG, as_bf16=True)
+        official = official_generate(args.official, CONFIG, adapter)
+        references[OFFICIAL_CODE] = official
+        ours: list[list[int]] = []
+        complete(before, args, max(args.batch_sizes), ours)
+        theirs = official(prompts_of(args, len(ours)), args.tokens)
+        equal_texts = sum(a == b for a, b in zip(ours, theirs, strict=True)) / len(ours)
+    for name, generate in references.items():
+        if generate is not None:
+            ways[name] = partial(reference_seconds, args, generate)
     plain = measure_plain(args, ways)
     speculation = [row for b in args.batch_sizes for row in measure_speculation(args, bf16, b)]
     stages = {way: measure_stages(args, engine) for way, engine in engines.items()}
@@ -222,19 +242,22 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         rate = each["tokens_per_second"]
         share = bound / (each["batch_size"] / rate["median"])
         each["share_of_bound"] = round(share, 3)
-        ratio = each.get(f"ratio_to_{REFERENCE}", {}).get("median", "-")
         rows.append(
             (
                 f"B={each['batch_size']}, {each['way']}",
                 f"{rate['median']:.1f} ({rate['least']:.1f} to {rate['greatest']:.1f})",
-                each.get(f"ratio_to_{BEFORE}", {}).get("median", "-"),
-                ratio,
-                each.get("ratio_to_official", "-"),
+                *(
+                    each.get(f"ratio_to_{other}", {}).get("median", "-")
+                    for other in (BEFORE, LLAMA, OFFICIAL_CODE)
+                ),
+                each.get("ratio_to_recorded", "-"),
                 f"{share:.2f}",
             )
         )
     heads = ("plain decoding", "tokens/s", "by plain linears", "by transformers", "by official")
-    print(markdown((*heads, "of the bound"), rows))
+    print(markdown((*heads, "by official, recorded", "of the bound"), rows))
+    if equal_texts is not None:
+        print(f"\ngreedy texts of the official code that equal ours: {100 * equal_texts:.0f} %")
     print(
         f"\nbound: {model_bytes / 1e6:.0f} MB of fp32 weights a token at "
         f"{max(bandwidth) / 1e9:.1f} GB/s are {1e3 * bound:.1f} ms\n"
@@ -263,6 +286,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "bandwidth_bytes_per_second": [round(each) for each in bandwidth],
         "bound_ms": round(1e3 * bound, 3),
         "linears": {BF16: bf16_report.as_dict(), FP32: fp32_report.as_dict()},
+        "official_equal_texts": equal_texts,
         "official_recorded": {f"{b}": rate for b, rate in OFFICIAL.items()},
         "plain": plain,
         "speculation": speculation,
@@ -282,6 +306,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--acceptance", type=float, default=0.9, help="p, default: %(default)s")
     parser.add_argument("--draft-loops", type=int, default=1, help="d, default: %(default)s")
     parser.add_argument("--draft-tokens", type=int, nargs="+", default=[2, 4, 6, 8], metavar="K")
+    parser.add_argument(
+        "--official",
+        type=Path,
+        metavar="FOLDER",
+        help="the official code of the family (its Python files as they come with a checkpoint), "
+        "to be measured beside; it is run. Needs transformers 4.56.2 to 4.57.6",
+    )
     parser.add_argument("--json", type=Path, help="where to keep the numbers")
     args = parser.parse_args(argv)
     return run_command("benchmarks/cpu_speed.py", argv, args.json, lambda: measure(args))
