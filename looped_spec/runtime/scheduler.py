@@ -220,27 +220,63 @@ class Scheduler:
         self._free_rows = [row for row in range(self._num_rows - 1, -1, -1) if row not in rows]
 
     def _admit(self, step: Schedule, budget: int, num_speculative_tokens: int) -> None:
-        while self.waiting and self._free_rows and budget > 0:
-            request = self.waiting[0]
-            # With room for its first round too: it would be preempted at once for want of it, and
-            # a victim would take back the memory that it has just given.
-            tokens = min(request.num_tokens + 1 + num_speculative_tokens, request.max_cached_tokens)
-            found = self._find_prefix(request)
-            wanted = blocks_for(request.num_tokens, self.block_size)
-            room = blocks_for(tokens, self.block_size)
-            blocks = self.allocator.claim(found, wanted - len(found), room - wanted)
-            if blocks is None:
-                return
-            request.blocks, request.capacity = blocks, len(blocks) * self.block_size
-            self._start_from_prefix(request, len(found))
-            self.waiting.popleft()
-            request.row = self._free_rows.pop()
-            self.running.append(request)
-            if request.saved_cache is not None:
-                request.status = Status.DECODING
+        """Let in who waits, in the order of arrival, as far as rows, memory and budget go.
+
+        Who could soon take over what another is just computing is held back; rows and memory are
+        left for those, so that nobody overtakes them for more than a step.
+        """
+        held: list[Request] = []
+        kept_free = 0
+        try:
+            while self.waiting and len(self._free_rows) > len(held) and budget > 0:
+                request = self.waiting[0]
+                # With room for its first round too: it would be preempted at once for want of it,
+                # and a victim would take back the memory that it has just given.
+                tokens = request.num_tokens + 1 + num_speculative_tokens
+                found = self._find_prefix(request)
+                wanted = blocks_for(request.num_tokens, self.block_size)
+                room = blocks_for(min(tokens, request.max_cached_tokens), self.block_size)
+                if self._is_being_computed(request, len(found)):
+                    held.append(self.waiting.popleft())
+                    kept_free += room
+                    continue
+                spare = room - wanted + kept_free
+                blocks = self.allocator.claim(found, wanted - len(found), spare)
+                if blocks is None:
+                    return
+                request.blocks, request.capacity = blocks, len(blocks) * self.block_size
+                self._start_from_prefix(request, len(found))
+                self.waiting.popleft()
+                request.row = self._free_rows.pop()
+                self.running.append(request)
+                if request.saved_cache is not None:
+                    request.status = Status.DECODING
+                    continue
+                request.status = Status.PREFILLING
+                budget = self._add_chunk(step, request, budget)
+        finally:
+            self.waiting.extendleft(reversed(held))
+
+    def _is_being_computed(self, request: Request, num_found: int) -> bool:
+        """Tell whether somebody computes now most of what is missing of a prompt, so that waiting
+        for it is the shorter way. It ends when they have computed it, or are gone."""
+        hashes = request.block_hashes
+        if self.prefix_cache is None or request.saved_cache is not None or hashes is None:
+            return False
+        most = (request.num_tokens - 1) // self.block_size
+        missing = request.num_tokens - num_found * self.block_size
+        for other in self.running:
+            theirs = other.block_hashes
+            if other.status is not Status.PREFILLING or theirs is None:
                 continue
-            request.status = Status.PREFILLING
-            budget = self._add_chunk(step, request, budget)
+            if other.prefix_epoch != self._prefix_epoch or other.num_published > num_found:
+                continue
+            common = num_found
+            while common < min(most, len(theirs)) and theirs[common] == hashes[common]:
+                common += 1
+            if 3 * (common - num_found) * self.block_size >= 2 * missing:
+                return True
+        return False
 
     def _find_prefix(self, request: Request) -> list[int]:
         """Return computed blocks for the beginning of a prompt; at least one token is left to
