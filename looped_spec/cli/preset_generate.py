@@ -284,7 +284,7 @@ def _plan_text(plan: SamplingPlan, times: CellTimes, budget: float | None) -> st
 def _summary(session: Session, out: Path, samples: Path) -> str:
     from looped_spec.offline.aggregate import aggregate
 
-    measured = aggregate(session.store.cells)
+    measured = aggregate(session.store.cells, session.plan.full_loops)
     lines = [f"{out} is written, from {len(session.store.cells)} cells in {samples}"]
     lines += [f"left out: {refused}" for refused in measured.refused]
     if measured.noise is not None:

@@ -64,6 +64,8 @@ class Measured:
         speedups: of each finalist on real texts over plain decoding, one per block.
         confirm_noise: like `noise`, of those runs.
         round_ms: median time of a round of these runs, plain decoding among them.
+        shadow_ratios: by batch size, the time of one more readout over that of a loop pass of plain
+            decoding; empty where nobody measured it.
     """
 
     times: Mapping[tuple[int, int, int, int], float]
@@ -75,6 +77,12 @@ class Measured:
     speedups: Mapping[tuple[int, Candidate], list[float]]
     confirm_noise: float | None
     round_ms: Mapping[tuple[int, Candidate], float]
+    shadow_ratios: Mapping[int, float]
+
+    @property
+    def shadow_ratio(self) -> float | None:
+        """The median over all batch sizes; None where nobody measured it."""
+        return statistics.median(self.shadow_ratios.values()) if self.shadow_ratios else None
 
     @property
     def kinds(self) -> list[TextKind]:
@@ -129,8 +137,8 @@ class Measured:
         return known[high] + (k - high) * (known[high] - known[low]) / (high - low)
 
 
-def aggregate(cells: Mapping[str, Any]) -> Measured:
-    """Reduce the records of samples, whatever order they stand in."""
+def aggregate(cells: Mapping[str, Any], full_loops: int) -> Measured:
+    """Reduce the records of samples of a model of so many loops, whatever order they stand in."""
     found = [(read_cell(data["of"]), data) for _, data in sorted(cells.items())]
     costs = [(cell, data) for cell, data in found if isinstance(cell, CostBlock)]
     runs = [(cell, data) for cell, data in found if isinstance(cell, AcceptanceRun)]
@@ -149,7 +157,27 @@ def aggregate(cells: Mapping[str, Any]) -> Measured:
         speedups,
         _noise(again),
         round_ms,
+        _shadow_ratios(costs, full_loops),
     )
+
+
+def _shadow_ratios(
+    costs: Sequence[tuple[CostBlock, Mapping[str, Any]]], full_loops: int
+) -> dict[int, float]:
+    """Return what one more readout takes, in loop passes of plain decoding, by batch size.
+
+    A round with readouts is compared with the same one without, in its own block; the median counts
+    of all blocks and kinds of rounds, at least 0.
+    """
+    found: dict[int, list[float]] = {}
+    for block, data in costs:
+        usual = {(k, d): median for k, d, median, _ in data["ms"]}
+        loop_ms = (usual[0, 0] + data["again_ms"]) / 2 / full_loops
+        for k, d, depths, ms in data.get("shadow_ms", ()):
+            # Plain decoding was timed twice: its mean is what rounds are compared with.
+            alone = usual[k, d] if k else loop_ms * full_loops
+            found.setdefault(block.batch_size, []).append((ms - alone) / depths / loop_ms)
+    return {size: max(statistics.median(each), 0.0) for size, each in sorted(found.items())}
 
 
 def _noise(pairs: Sequence[tuple[float, float]]) -> float | None:

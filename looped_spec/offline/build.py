@@ -24,7 +24,7 @@ def build_preset(samples: Samples) -> Preset:
         ConfigError: they are too few to select anything from.
     """
     plan = SamplingPlan.from_json(samples.header["plan"])
-    measured = aggregate(samples.cells)
+    measured = aggregate(samples.cells, plan.full_loops)
     settings = plan.settings
     config = choose_config(measured, plan.full_loops, settings.batch_sizes, settings.margin)
     return Preset(
@@ -114,6 +114,14 @@ def _cost_notes(plan: SamplingPlan, measured: Measured) -> list[str]:
         f"{ms:.2f} at batch size {size}" for size, ms in sorted(measured.host_ms.items())
     )
     notes.append(f"of each step the engine beside its round takes, in ms: {host}")
+    if measured.shadow_ratio is not None:
+        by_size = ", ".join(
+            f"{ratio:.2f} at batch size {size}" for size, ratio in measured.shadow_ratios.items()
+        )
+        notes.append(
+            "one more readout beside a round takes, in loop passes of plain decoding, "
+            f"{by_size}; shadow_cost_ratio is their median"
+        )
     sizes = [
         size for size in settings.batch_sizes if len(plan.candidates(size)) < len(plan.candidates())
     ]

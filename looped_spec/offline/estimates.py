@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from looped_spec.control.plan import PLAIN, Candidate
 from looped_spec.offline.cells import AcceptanceRun, Cell, CostBlock
-from looped_spec.offline.measure_cost import ENGINE_STEPS, ROUNDS, VISITS
+from looped_spec.offline.measure_cost import ENGINE_STEPS, ROUNDS, VISITS, shadowed
 from looped_spec.offline.plan import CHUNK_PROMPTS, SamplingPlan
 from looped_spec.offline.recording import RecordingPolicy
 from looped_spec.sampling_params import SamplingParams
@@ -78,7 +78,9 @@ class CellTimes:
     def _guess(self, cell: Cell) -> float:
         settings = self.plan.settings
         if isinstance(cell, CostBlock):
-            arms = (PLAIN, PLAIN, *self.plan.candidates(cell.batch_size))
+            candidates = self.plan.candidates(cell.batch_size)
+            read_out = shadowed(candidates) if self.plan.reads_shadows else {}
+            arms = (PLAIN, PLAIN, *candidates, *read_out)
             rounds = sum(self._round(cell.batch_size, arm) for arm in arms)
             steps = ENGINE_STEPS * self._round(cell.batch_size, PLAIN)
             prefill = cell.batch_size * cell.context_tokens * self.token_seconds

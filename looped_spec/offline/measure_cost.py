@@ -11,6 +11,7 @@ import random
 import statistics
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from looped_spec.control.plan import PLAIN, Candidate
@@ -30,26 +31,53 @@ ROUNDS = 2
 ENGINE_STEPS = 9
 
 
-def measure_cost(llm: LLM, block: CostBlock, candidates: Sequence[Candidate]) -> dict[str, Any]:
-    """Return times in ms: per candidate [K, d, median, least], plain decoding a second time, and
-    what a step of the engine takes beside its round.
+@dataclass(frozen=True)
+class _Way:
+    """A kind of round that is timed: a (K, d), which time it is tried, and the depths that are read
+    out beside it."""
+
+    candidate: Candidate
+    number: int = 0
+    shadow_depths: tuple[int, ...] = ()
+
+
+def shadowed(candidates: Sequence[Candidate]) -> dict[Candidate, tuple[int, ...]]:
+    """Return the rounds that are timed with readouts of other depths too, with these depths: plain
+    decoding, and short drafts of the deepest depth if there are others."""
+    depths = tuple(sorted({c.draft_loops for c in candidates}))
+    deepest = min(
+        (c for c in candidates if c.draft_loops == depths[-1]),
+        key=lambda c: (abs(c.num_speculative_tokens - 2), c.num_speculative_tokens),
+    )
+    found = {PLAIN: depths, deepest: depths[:-1]}
+    return {candidate: others for candidate, others in found.items() if others}
+
+
+def measure_cost(
+    llm: LLM, block: CostBlock, candidates: Sequence[Candidate], *, reads_shadows: bool = False
+) -> dict[str, Any]:
+    """Return times in ms: per candidate [K, d, median, least], plain decoding a second time, what a
+    step of the engine takes beside its round, and if `reads_shadows`, some rounds with readouts of
+    other depths, [K, d, how many depths, median].
 
     All candidates are visited in turn, in an order that turns round each time, so that a machine
     that slows down meets all of them.
     """
     runner = llm.engine.runner
     requests: list[Request] = []
-    again = (PLAIN, 1)
-    ways = [(PLAIN, 0), *((candidate, 0) for candidate in candidates), again]
+    plain, again = _Way(PLAIN), _Way(PLAIN, 1)
+    extra = shadowed(candidates) if reads_shadows else {}
+    with_shadows = [_Way(candidate, 0, depths) for candidate, depths in extra.items()]
+    ways = [plain, *map(_Way, candidates), *with_shadows, again]
     if block.repeat % 2:
         ways.reverse()
 
-    def visit(way: tuple[Candidate, int]) -> list[float]:
-        runner.round(requests, way[0])
+    def visit(way: _Way) -> list[float]:
+        runner.round(requests, way.candidate, way.shadow_depths)
         times = []
         for _ in range(ROUNDS):
             start = time.perf_counter()
-            runner.round(requests, way[0])
+            runner.round(requests, way.candidate, way.shadow_depths)
             times.append(1000 * (time.perf_counter() - start))
         return times
 
@@ -65,16 +93,21 @@ def measure_cost(llm: LLM, block: CostBlock, candidates: Sequence[Candidate]) ->
             gc.enable()
         llm.engine.drop(requests)
     times = {way: [ms for visit in found for ms in visit] for way, found in visits.items()}
-    plain_ms = statistics.median(times[PLAIN, 0] + times[again])
-    return {
+    plain_ms = statistics.median(times[plain] + times[again])
+    data: dict[str, Any] = {
         "ms": [
-            [c.num_speculative_tokens, c.draft_loops, statistics.median(found), min(found)]
-            for (c, number), found in sorted(times.items(), key=lambda item: _order(item[0][0]))
-            if not number
+            [*_pair(c), statistics.median(times[_Way(c)]), min(times[_Way(c)])]
+            for c in sorted((PLAIN, *candidates), key=_pair)
         ],
         "again_ms": statistics.median(times[again]),
         "host_ms": max(step_ms - plain_ms, 0.0),
     }
+    if with_shadows:
+        data["shadow_ms"] = [
+            [*_pair(way.candidate), len(way.shadow_depths), statistics.median(times[way])]
+            for way in with_shadows
+        ]
+    return data
 
 
 def _prepare(llm: LLM, block: CostBlock, longest: int, requests: list[Request]) -> None:
@@ -109,5 +142,5 @@ def _step_ms(llm: LLM) -> float:
     return 1000 * statistics.median(seconds) if seconds else 0.0
 
 
-def _order(candidate: Candidate) -> tuple[int, int]:
+def _pair(candidate: Candidate) -> tuple[int, int]:
     return candidate.num_speculative_tokens, candidate.draft_loops

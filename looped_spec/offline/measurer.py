@@ -49,7 +49,8 @@ class Measurer:
     def measure(self, cell: Cell) -> dict[str, Any]:
         """Return the data of a cell, as it is kept."""
         if isinstance(cell, CostBlock):
-            return measure_cost(self.llm, cell, self.plan.candidates(cell.batch_size))
+            candidates = self.plan.candidates(cell.batch_size)
+            return measure_cost(self.llm, cell, candidates, reads_shadows=self.plan.reads_shadows)
         if isinstance(cell, AcceptanceRun):
             return self._acceptance(cell)
         tokens = self.plan.settings.confirm_tokens

@@ -11,6 +11,7 @@ import math
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from looped_spec.control.config import AdaptiveSpecConfig, BatchBucket
 from looped_spec.control.goodput_settings import GoodputSettings
@@ -157,11 +158,15 @@ def choose_config(
         low = buckets[-1].max_batch_size + 1
     offsets = depth_offsets(measured)
     shallowest = _first_chances(measured)[0][1]
+    options: dict[str, Any] = {}
+    if measured.shadow_ratio is not None:
+        options["shadow_cost_ratio"] = round(measured.shadow_ratio, 4)
     return AdaptiveSpecConfig(
         full_loops,
         tuple(buckets),
         depth_offsets=tuple(offsets),
         goodput=GoodputSettings(base_acceptance=round(min(max(shallowest, 0.02), 0.98), 4)),
+        **options,
     )
 
 

@@ -107,7 +107,7 @@ class Session:
         if not self.plan.settings.confirm_repeats:
             return
         try:
-            measured = aggregate(self.store.cells)
+            measured = aggregate(self.store.cells, self.plan.full_loops)
             sizes = [
                 size
                 for size in self.plan.settings.batch_sizes

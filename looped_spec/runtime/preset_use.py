@@ -45,7 +45,8 @@ def preset_config(
     if policy == "static":
         config = dataclasses.replace(config, policy=policy)
     elif policy not in (None, config.policy):
-        config = default_config(adapter, preset.full_loops, max_num_seqs, policy or "goodput")
+        usual = default_config(adapter, preset.full_loops, max_num_seqs, policy or "goodput")
+        config = dataclasses.replace(usual, shadow_cost_ratio=config.shadow_cost_ratio)
     return dataclasses.replace(
         config,
         buckets=fitted(config.buckets, max_num_seqs),

@@ -63,6 +63,7 @@ class FakeMeasurer:
         chances: of each draft, by workload and depth.
         row_cost: by how much more rows make a pass slower.
         echoes: of 8 texts of each workload, how many repeat themselves.
+        readout_loops: what a readout of another depth takes, in loop passes; None: not measured.
         measured: keys of the cells in the order in which they were measured.
     """
 
@@ -70,6 +71,7 @@ class FakeMeasurer:
     chances: dict[tuple[str, int], float]
     row_cost: float = 0.02
     echoes: dict[str, int] = dataclasses.field(default_factory=dict)
+    readout_loops: float | None = None
     measured: list[str] = dataclasses.field(default_factory=list)
 
     def ms(self, size: int, candidate: Candidate) -> float:
@@ -84,7 +86,14 @@ class FakeMeasurer:
                 [c.num_speculative_tokens, c.draft_loops, slow * self.ms(cell.batch_size, c), 1.0]
                 for c in arms
             ]
-            return {"ms": rows, "again_ms": 1.02 * rows[0][2], "host_ms": 0.0}
+            data = {"ms": rows, "again_ms": 1.02 * rows[0][2], "host_ms": 0.0}
+            if self.readout_loops is not None:
+                # Plain decoding counts as the mean of its two times.
+                plain = 1.01 * rows[0][2]
+                each = self.readout_loops * plain / FULL_LOOPS
+                drafted = dict(zip(arms, rows, strict=True))[Candidate(2, 2)][2]
+                data["shadow_ms"] = [[0, 0, 2, plain + 2 * each], [2, 2, 1, drafted + each]]
+            return data
         if isinstance(cell, AcceptanceRun):
             counts = []
             for depth in (1, 2):

@@ -78,7 +78,31 @@ def test_times_are_of_every_candidate_and_leave_the_engine_idle(llm: LLM) -> Non
     assert [row[:2] for row in found["ms"]] == [[0, 0], [1, 1], [1, 2], [3, 1], [3, 2]]
     assert all(row[2] >= row[3] > 0 for row in found["ms"])
     assert found["again_ms"] > 0 and found["host_ms"] >= 0
+    # Plain rounds are read out at both depths, short drafts of the deepest at the other one.
+    assert [row[:3] for row in found["shadow_ms"]] == [[0, 0, 2], [1, 2, 1]]
+    assert all(row[3] > 0 for row in found["shadow_ms"])
     assert_idle(llm)
+    plan = dataclasses.replace(plan, reads_shadows=False)
+    assert "shadow_ms" not in Measurer(llm, plan, {}).measure(CostBlock(4, 32, 1))
+
+
+def test_rounds_that_are_timed_with_readouts_do_read_out(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = dataclasses.replace(make_plan(ks=(2,), ds=(1, 2)), full_loops=llm.full_loops)
+    seen = set()
+    real = llm.engine.runner.round
+
+    def watched(requests, candidate, *rest, **options):  # type: ignore[no-untyped-def]
+        result = real(requests, candidate, *rest, **options)
+        if result.shadow_depths:
+            seen.add((candidate, result.shadow_depths))
+            assert all(len(row) == len(result.shadow_depths) for row in result.shadow)
+        return result
+
+    monkeypatch.setattr(llm.engine.runner, "round", watched)
+    Measurer(llm, plan, {}).measure(CostBlock(2, 24, 0))
+    assert seen == {(Candidate(0, 0), (1, 2)), (Candidate(2, 2), (1,))}
 
 
 def test_a_timed_round_starts_from_the_context_that_it_is_said_to_have(
@@ -164,8 +188,9 @@ def test_rounds_are_captured_before_they_are_timed_where_rounds_are_captured(
     measurer.measure(CostBlock(2, 8, 0))
     after = graphs.stats.as_dict()
     assert after["replays"] > before["replays"]
-    for name in ("captured", "eager_rounds"):
-        assert after[name] == before[name]
+    assert after["captured"] == before["captured"]
+    # Readouts of other depths are not captured in an engine either.
+    assert set(after["eager_rounds"]) == {*before["eager_rounds"], "shadow depths"}
 
 
 def test_text_that_repeats_itself_is_told_from_text_that_does_not() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from fake_cells import BAD, GOOD, FakeMeasurer, header_of, make_plan, make_times
 
+from looped_spec.control.config import AdaptiveSpecConfig
 from looped_spec.control.plan import Candidate
 from looped_spec.errors import ConfigError, LoopedSpecError
 from looped_spec.offline import store as store_module
@@ -200,6 +201,20 @@ def test_what_pays_is_chosen_and_nothing_where_nothing_pays(tmp_path: Path) -> N
         assert bucket.candidates[0] == Candidate(0, 0)
         assert bucket.candidates[bucket.initial] != Candidate(0, 0)
     assert [bucket.candidates for bucket in rebuild(bad).config.buckets] == [(Candidate(0, 0),)] * 2
+
+
+@pytest.mark.parametrize("loops", [0.3, 0.0, None])
+def test_what_a_readout_takes_is_in_the_preset_if_it_was_measured(
+    tmp_path: Path, loops: float | None
+) -> None:
+    path = tmp_path / "s.jsonl"
+    run(path, FakeMeasurer(make_plan(), GOOD, readout_loops=loops))
+    preset = rebuild(path)
+    default = AdaptiveSpecConfig.default(4, 1).shadow_cost_ratio
+    wanted = default if loops is None else loops
+    assert preset.config.shadow_cost_ratio == pytest.approx(wanted, abs=1e-3)
+    notes = preset.provenance["cost"].notes or ""
+    assert ("one more readout beside a round takes" in notes) is (loops is not None)
 
 
 def test_the_first_candidate_is_the_one_with_the_most_tokens_a_second(tmp_path: Path) -> None:

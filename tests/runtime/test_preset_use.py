@@ -95,6 +95,13 @@ def test_the_preset_of_a_run_is_taken_without_being_asked_for(
     assert f"note: {line}" in str(llm.explain())
 
 
+def test_what_a_readout_takes_is_what_the_preset_says(made: Preset, directory: Path) -> None:
+    config = dataclasses.replace(made.config, shadow_cost_ratio=0.37)
+    dataclasses.replace(made, config=config).write(directory / made.file_name)
+    assert _config(_load()).shadow_cost_ratio == 0.37
+    assert _config(_load(policy="ema")).shadow_cost_ratio == 0.37
+
+
 def test_costs_of_another_device_are_a_prior(made: Preset, directory: Path) -> None:
     dataclasses.replace(made, device_name="Other").write(directory / "model=x.json")
     cost = _config(_load()).cost
