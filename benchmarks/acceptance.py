@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from results import add_workload_flag, markdown, run_command
 from tqdm import tqdm
-from workloads import Workload, add_text_flags, markdown, read_workloads, run_command
 
 from looped_spec import LLM, SamplingParams
 from looped_spec.errors import check_int
 from looped_spec.offline.machine import machine
+from looped_spec.offline.workloads import Workload, named_paths, read_workloads
 
 Candidate = tuple[int, int]
 
@@ -84,7 +85,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add = parser.add_argument
     add("--model", default="demo:ouro", help="default: %(default)s")
-    add_text_flags(parser)
+    add_workload_flag(parser)
     add("--draft-tokens", type=int, nargs="+", default=[1, 2, 4, 8], metavar="K")
     add("--draft-loops", type=int, nargs="+", metavar="d", help="default: all, 1 to D - 1")
     add("--prompts", type=int, default=24, help="of each text: %(default)s")
@@ -106,7 +107,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     candidates = [(k, d) for d in depths for k in args.draft_tokens]
     for candidate in candidates:
         llm.set_speculation(*candidate)  # refuses what is out of range
-    works = read_workloads(args, llm.get_tokenizer(), args.prompts, args.prompt_tokens)
+    works = read_workloads(
+        named_paths(args.workload),
+        llm.get_tokenizer(),
+        group=None,
+        num_rows=args.prompts,
+        num_tokens=args.prompt_tokens,
+        min_rows=1,
+    )
     rows = measure(llm, candidates, works, args.max_tokens)
     print(table(rows))
     return {

@@ -28,14 +28,15 @@ from typing import Any
 
 import torch
 from demo import PROMPTS
+from results import add_workload_flag, run_command
 from torch import Tensor
 from tqdm import tqdm
-from workloads import add_text_flags, named_sources, run_command
 
 from looped_spec import LLM, ModelAdapter, SamplingParams
-from looped_spec.demos import data
 from looped_spec.errors import ConfigError, LoopedSpecError, UnsupportedError, check_int
+from looped_spec.offline.documents import Document, Documents, decode, read_bytes, read_documents
 from looped_spec.offline.machine import machine
+from looped_spec.offline.workloads import named_paths
 from looped_spec.runtime.sampler import SamplingMode, SamplingTensors, choose_tokens
 from looped_spec.testing.dense import DenseContext
 
@@ -237,29 +238,40 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def read_plain(path: Path) -> data.Source:
+def read_plain(path: Path) -> Documents:
     """Read a file as one document."""
-    try:
-        raw = path.read_bytes()
-        text = raw.decode()
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text") from error
+    raw = read_bytes(path)
+    text = decode(raw, path)
     if not text.strip():
         raise ConfigError(f"{path} holds no text")
     digest = hashlib.sha256(raw).hexdigest()
-    facts = {"file": path.name, "sha256": digest, "documents": 1, "bytes": len(raw)}
-    return data.Source(path.name, (text,), facts)
+    return Documents(path.name, digest, len(raw), (Document(text, 1),))
 
 
-def read_sources(args: argparse.Namespace) -> list[data.Source]:
+def read_sources(args: argparse.Namespace) -> dict[str, Documents]:
     """Read every text that was named."""
-    sources = [read_plain(path) for path in args.text]
-    sources += [source for _, source in named_sources(args)]
+    sources: dict[str, Documents] = {}
+    for path in args.text:
+        if path.name in sources:
+            raise ConfigError(f"two texts are named {path.name}: measure them in turn")
+        sources[path.name] = read_plain(path)
+    for name, path in named_paths(args.workload).items() if args.workload else ():
+        if name in sources:
+            raise ConfigError(f"two texts are named {name}: measure them in turn")
+        sources[name] = read_documents(path)
     if not sources:
         raise ConfigError("nothing to measure: name at least one text, for instance --text FILE")
     return sources
+
+
+def provenance(source: Documents) -> dict[str, Any]:
+    """Say which file it was, without its text and its folder."""
+    return {
+        "file": source.file,
+        "sha256": source.sha256,
+        "documents": len(source.items),
+        "bytes": source.num_bytes,
+    }
 
 
 def check_model(llm: LLM) -> None:
@@ -279,8 +291,8 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add = parser.add_argument
     add("--model", default="demo:ouro", help="default: %(default)s")
-    texts = add_text_flags(parser)
-    texts.add_argument("--text", type=Path, nargs="+", default=[], metavar="FILE", help="plain")
+    add_workload_flag(parser)
+    add("--text", type=Path, nargs="+", default=[], metavar="FILE", help="one document each")
     add("--draft-loops", type=int, nargs="+", metavar="d", help="default: all, 1 to D - 1")
     add("--temperature", type=float, default=1.0, help="default: %(default)g")
     add("--positions", type=int, default=5000, help="at most, of each text: %(default)s")
@@ -309,11 +321,9 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         llm.set_speculation(1, depth)  # refuses a depth that is out of range
     tokenizer, row_tokens = llm.get_tokenizer(), min(ROW_TOKENS, llm.max_model_len)
     texts = {}
-    for source in sources:
-        if source.name in texts:
-            raise ConfigError(f"two texts are named {source.name}: measure them in turn")
-        documents = (tokenizer.encode(document) for document in source.documents)
-        texts[source.name] = cut(documents, row_tokens, args.positions)
+    for name, source in sources.items():
+        documents = (tokenizer.encode(document.text) for document in source.items)
+        texts[name] = cut(documents, row_tokens, args.positions)
     prompts = [json.loads(line)["prompt"] for line in PROMPTS.read_text().splitlines()]
     params = [
         SamplingParams(
@@ -354,7 +364,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "engine_seeds": list(range(args.engine_seeds)),
         "engine_requests": len(prompts),
         "max_tokens": args.max_tokens,
-        "texts": {source.name: source.provenance for source in sources},
+        "texts": {name: provenance(source) for name, source in sources.items()},
         "machine": facts,
         "results": rows,
     }

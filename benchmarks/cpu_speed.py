@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from cpu_model import CONFIG, Stages, StageTimes, bytes_per_token, random_model, read_bandwidth
 from cpu_reference import Generate, llama_generate, official_generate
-from workloads import markdown, run_command
+from results import markdown, run_command
 
 from looped_spec import SamplingParams
 from looped_spec.control.plan import Candidate

@@ -22,15 +22,16 @@ from typing import Any
 
 import torch
 from demo import PROMPTS
+from results import add_workload_flag, markdown, run_command
 from torch import Tensor
 from tqdm import tqdm
-from workloads import add_text_flags, markdown, read_workloads, run_command
 
 from looped_spec import LLM, SamplingParams
 from looped_spec.errors import check_int
 from looped_spec.loading import load_adapter
 from looped_spec.offline.machine import machine
 from looped_spec.offline.timing import run_prompts
+from looped_spec.offline.workloads import named_paths, read_workloads
 from looped_spec.testing.stages import StageBench
 
 Texts = list[list[int]]
@@ -189,7 +190,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
     add("--dtypes", nargs="+", default=["bfloat16", "float32"], metavar="DTYPE")
     add("--attention-backend", default="auto", help="default: %(default)s")
     add("--attention-num-splits", type=int, default=0, help="default: %(default)s")
-    add_text_flags(parser)
+    add_workload_flag(parser)
     add("--prompts", type=int, default=8, help="of each text: %(default)s")
     add("--prompt-tokens", type=int, default=32, help="of each prompt: %(default)s")
     add("--batch-sizes", type=int, nargs="+", default=[1, 8], metavar="B")
@@ -204,8 +205,15 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
 def read_prompts(args: argparse.Namespace, llm: LLM) -> Texts:
     """Return the prompts of the texts that were named, else those of the examples."""
     tokenizer = llm.get_tokenizer()
-    if args.gsm8k or args.humaneval or args.wikitext:
-        works = read_workloads(args, tokenizer, args.prompts, args.prompt_tokens)
+    if args.workload:
+        works = read_workloads(
+            named_paths(args.workload),
+            tokenizer,
+            group=None,
+            num_rows=args.prompts,
+            num_tokens=args.prompt_tokens,
+            min_rows=1,
+        )
         return [row for work in works for row in work.rows]
     lines = PROMPTS.read_text().splitlines()[: args.prompts]
     return [tokenizer.encode(json.loads(line)["prompt"]) for line in lines]

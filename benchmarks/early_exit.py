@@ -18,12 +18,13 @@ from typing import Any
 
 import torch
 from exit_quality import Quality, follow, summarize
+from results import add_workload_flag, markdown, run_command
 from tqdm import tqdm
-from workloads import Workload, add_text_flags, markdown, read_workloads, run_command
 
 from looped_spec import LLM, ModelAdapter, SamplingParams
 from looped_spec.errors import ConfigError, UnsupportedError, check_int, closest
 from looped_spec.offline.machine import machine
+from looped_spec.offline.workloads import Workload, named_paths, read_workloads
 from looped_spec.runtime.early_exit import ExitRule
 
 Setting = tuple[str, float]
@@ -165,7 +166,7 @@ def parse(argv: Sequence[str] | None) -> argparse.Namespace:
         metavar=("CRITERION", "t"),
         help="a criterion and thresholds for it; may be given again",
     )
-    add_text_flags(parser)
+    add_workload_flag(parser)
     add("--rows", type=int, default=48, help="of each text, 0 measures no loss: %(default)s")
     add("--prompt-tokens", type=int, default=32, help="of each row, at full depth: %(default)s")
     add("--row-tokens", type=int, default=160, help="of each row in all: %(default)s")
@@ -198,7 +199,14 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     adapter, loops = llm.loaded.adapter, llm.full_loops
     exits = read_exits(llm, args.exit)
     num_rows = max(args.rows, args.timed_prompts if args.repeats else 0)
-    works = read_workloads(args, llm.get_tokenizer(), num_rows, args.row_tokens)
+    works = read_workloads(
+        named_paths(args.workload),
+        llm.get_tokenizer(),
+        group=None,
+        num_rows=max(num_rows, 1),
+        num_tokens=args.row_tokens,
+        min_rows=1,
+    )
     found: dict[Setting, dict[str, Any]] = {}
     if args.rows:
         texts = [replace(work, rows=work.rows[: args.rows]) for work in works]

@@ -41,7 +41,7 @@ from gpu_sections import (
     measure_width,
     note_memory,
 )
-from workloads import markdown
+from results import markdown
 
 from looped_spec.atomic_json import write_json
 from looped_spec.control.config import AdaptiveSpecConfig

@@ -22,8 +22,8 @@ from unittest import mock
 
 import torch
 from demo import PLAIN
+from results import markdown, run_command
 from torch import Tensor
-from workloads import markdown, run_command
 
 from looped_spec import AdaptiveSpecConfig, SamplingParams
 from looped_spec.adapter import KVPlane

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 from cpu_model import CONFIG, random_model
-from workloads import markdown, run_command
+from results import markdown, run_command
 
 from looped_spec import SamplingParams
 from looped_spec.control.plan import Candidate

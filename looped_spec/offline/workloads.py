@@ -27,7 +27,7 @@ class Workload:
     name: str
     rows: list[list[int]]
     provenance: dict[str, Any]
-    group: str = SELECTION
+    group: str | None = SELECTION
 
 
 def group_of(text: str) -> str:
@@ -74,14 +74,14 @@ def read_workload(
     path: Path,
     tokenizer: Tokenizer,
     *,
-    group: str,
+    group: str | None,
     num_rows: int,
     num_tokens: int,
     min_rows: int | None = None,
     joins: bool = False,
 ) -> Workload:
     """Read the first `num_rows` documents of one group with at least `num_tokens` tokens, cut to
-    that many.
+    that many; of both groups if `group` is None.
 
     With `joins` a document that is too short goes on with the next ones of its group, a blank line
     between them, until it is long enough; else it is left out.
@@ -90,14 +90,15 @@ def read_workload(
         ConfigError: the file is unreadable or of another form, or the group has fewer than
             `min_rows` such documents (default: `num_rows`).
     """
-    check_group(group)
+    if group is not None:
+        check_group(group)
     check_int("num_rows", num_rows, 1)
     check_int("num_tokens", num_tokens, 1)
     documents = read_documents(path)
     rows: list[list[int]] = []
     begun: list[str] = []
     for document in documents.items:
-        if group_of(document.text) == group:
+        if group is None or group_of(document.text) == group:
             begun = [*begun, document.text] if joins else [document.text]
             ids = tokenizer.encode("\n\n".join(begun))
             if len(ids) >= num_tokens:
@@ -115,7 +116,7 @@ def read_workloads(
     paths: Mapping[str, Path],
     tokenizer: Tokenizer,
     *,
-    group: str,
+    group: str | None,
     num_rows: int,
     num_tokens: int,
     min_rows: int | None = None,
@@ -136,18 +137,33 @@ def read_workloads(
 
 
 def _too_few(
-    name: str, path: Path, documents: Documents, group: str, found: int, least: int, tokens: int
+    name: str,
+    path: Path,
+    documents: Documents,
+    group: str | None,
+    found: int,
+    least: int,
+    tokens: int,
 ) -> str:
     counts = {each: sum(group_of(d.text) == each for d in documents.items) for each in GROUPS}
+    part = f"{path}" if group is None else f"the {group} group of {path}"
+    split = (
+        ""
+        if group is None
+        else (
+            f" (its {len(documents.items)} different texts are split into {counts[SELECTION]} to "
+            f"select by and {counts[EVALUATION]} to evaluate with)"
+        )
+    )
     return (
-        f"workload {name} has too few texts: the {group} group of {path} has {found} of at least "
-        f"{tokens} tokens, {max(least, 1)} are needed (its {len(documents.items)} different texts "
-        f"are split into {counts[SELECTION]} to select by and {counts[EVALUATION]} to evaluate "
-        "with); give a longer file, or ask for fewer or shorter texts"
+        f"workload {name} has too few texts: {part} has {found} of at least {tokens} tokens, "
+        f"{max(least, 1)} are needed{split}; give a longer file, or ask for fewer or shorter texts"
     )
 
 
-def _provenance(documents: Documents, group: str, rows: Sequence[Sequence[int]]) -> dict[str, Any]:
+def _provenance(
+    documents: Documents, group: str | None, rows: Sequence[Sequence[int]]
+) -> dict[str, Any]:
     digest = hashlib.sha256()
     for row in rows:
         digest.update(f"{' '.join(map(str, row))}\n".encode())

@@ -24,7 +24,7 @@ def text(tmp_path: Path) -> Path:
 def test_every_candidate_has_a_rate_and_the_tokens_of_plain_decoding(
     text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = ["--gsm8k", str(text), "--draft-tokens", "1", "3", "--draft-loops", "1", "3"]
+    argv = ["--workload", f"gsm8k={text}", "--draft-tokens", "1", "3", "--draft-loops", "1", "3"]
     argv += ["--prompts", "2", "--prompt-tokens", "10", "--max-tokens", "12"]
     assert acceptance.main([*argv, "--json", str(tmp_path / "out.json")]) == 0
     rows = json.loads((tmp_path / "out.json").read_text())["results"]
@@ -45,7 +45,7 @@ def test_every_candidate_has_a_rate_and_the_tokens_of_plain_decoding(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (["--prompt-tokens", "900"], "no document of 900 tokens"),
+        (["--prompt-tokens", "900"], "has 0 of at least 900 tokens, 1 are needed; give a longer"),
         (["--draft-loops", "4"], "draft_loops must be between 1 and full_loops - 1 = 3"),
         (["--prompts", "0"], "--prompts must be"),
     ],
@@ -53,5 +53,5 @@ def test_every_candidate_has_a_rate_and_the_tokens_of_plain_decoding(
 def test_a_mistake_is_one_line_and_exit_code_2(
     change: list[str], message: str, text: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert acceptance.main(["--gsm8k", str(text), *change]) == 2
+    assert acceptance.main(["--workload", f"w={text}", *change]) == 2
     assert message in capsys.readouterr().err.splitlines()[-1]

@@ -76,7 +76,7 @@ def test_the_command_measures_quality_and_speed_of_a_demo(
     text = tmp_path / "g.jsonl"
     item = {"question": "Tom has 3 apples and buys 4 more.", "answer": "He has 3+4=7.\n#### 7"}
     text.write_text(json.dumps(item) + "\n")
-    argv = ["--gsm8k", str(text), "--rows", "1", "--prompt-tokens", "8", "--row-tokens", "20"]
+    argv = ["--workload", f"w={text}", "--rows", "1", "--prompt-tokens", "8", "--row-tokens", "20"]
     argv += ["--exit", "gate", "0.5", "1.0", "--repeats", "1", "--max-tokens", "4"]
     assert early_exit.main([*argv, "--json", str(tmp_path / "out.json")]) == 0
     rows = json.loads((tmp_path / "out.json").read_text())["results"]
@@ -94,7 +94,7 @@ def test_speed_alone_is_measured_of_full_depth_and_the_exits(
     text = tmp_path / "g.jsonl"
     item = {"question": "Tom has 3 apples and buys 4 more.", "answer": "He has 3+4=7.\n#### 7"}
     text.write_text(json.dumps(item) + "\n")
-    argv = ["--gsm8k", str(text), "--rows", "0", "--prompt-tokens", "8", "--row-tokens", "20"]
+    argv = ["--workload", f"w={text}", "--rows", "0", "--prompt-tokens", "8", "--row-tokens", "20"]
     argv += ["--exit", "gate", "0.5", "--max-tokens", "4", "--repeats"]
     assert early_exit.main([*argv, "2", "--json", str(tmp_path / "out.json")]) == 0
     full, gate = json.loads((tmp_path / "out.json").read_text())["results"]
@@ -107,7 +107,7 @@ def test_speed_alone_is_measured_of_full_depth_and_the_exits(
 def test_a_model_without_a_signal_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = ["--model", "demo:nanbeige", "--exit", "gate", "0.5", "--humaneval", str(tmp_path)]
+    argv = ["--model", "demo:nanbeige", "--exit", "gate", "0.5", "--workload", f"w={tmp_path}"]
     assert early_exit.main(argv) == 2
     assert "declares no signal for early exit" in capsys.readouterr().err
 
