@@ -38,7 +38,7 @@ def settings_of(
     opts, loaded = llm.options, llm.loaded
     return {
         "model": loaded.name,
-        "revision": opts.revision,
+        "revision": loaded.origin.revision,
         "dtype": str(loaded.dtype).removeprefix("torch."),
         "full_loops": llm.full_loops,
         "load_format": opts.load_format,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from looped_spec.offline.checkout import commit
 from looped_spec.version import __version__
 
 if TYPE_CHECKING:
@@ -37,4 +38,5 @@ def machine_facts(device: torch.device) -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         "looped_spec": __version__,
+        "commit": commit(),
     }
