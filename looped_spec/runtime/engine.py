@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
+from operator import attrgetter
 
 from looped_spec.control.plan import PLAIN, Candidate, SpeculationPlan
 from looped_spec.errors import CapacityError, ConfigError, NotFiniteError
@@ -173,7 +174,7 @@ class Engine:
             candidate = self._fitting(plan.candidate, decode)
             self.newest_candidate = plan.candidate
         schedule = self.scheduler.schedule(decode, candidate.num_speculative_tokens)
-        self.runner.prepare([*(chunk.request for chunk in schedule.prefill), *decode])
+        self.runner.prepare([*[chunk.request for chunk in schedule.prefill], *decode])
         touched: list[Request] = []
         if schedule.prefill:
             before = time.perf_counter()
@@ -183,6 +184,8 @@ class Engine:
             start += time.perf_counter() - before  # it is done when its tokens are here
         if plan is None:
             return None, touched
+        # By their rows, which are one piece of the tables while the batch is full.
+        decode.sort(key=attrgetter("row"))
         return self._submit(decode, plan, candidate, start), touched
 
     def _submit(
@@ -334,21 +337,34 @@ class Engine:
         # No draft equals the mark, so the last token to be committed tells.
         last = [row[n] for row, n in zip(result.tokens, result.accepted, strict=True)]
         _check_finite(requests, last)
-        tally = RoundTally(result)
         candidate, probe = current.candidate, current.plan.probe
         k = candidate.num_speculative_tokens
+        tally = RoundTally(result, k)
         logprobs = result.logprobs or [None] * len(requests)
-        for request, tokens, accepted, work, own in zip(
-            requests, result.tokens, result.accepted, result.loop_rows, logprobs, strict=True
-        ):
-            known = request.num_tokens
-            room, due = request.capacity - known, request.max_cached_tokens - known
-            accepted = min(accepted, room)
-            taken = self._commit(request, tokens[: accepted + 1], own)
-            request.num_computed = known + taken - 1
-            proposed, accepted = tally.add(accepted, k, room, due, taken)
-            request.metrics.add_round(candidate, proposed, accepted, work, probe)
-            self.metrics.add_round(candidate, proposed, accepted, work, probe)
+        committed = 0
+        try:
+            for request, tokens, accepted, work, own in zip(
+                requests, result.tokens, result.accepted, result.loop_rows, logprobs, strict=True
+            ):
+                known = request.num_tokens
+                room, due = request.capacity - known, request.max_cached_tokens - known
+                offered = min(accepted, room) + 1
+                taken = self._commit(request, tokens[:offered], own)
+                request.num_computed = known + taken - 1
+                if taken <= accepted or k > room or k >= due:
+                    tally.cut(committed, room, due, taken)
+                request.metrics.add_round(
+                    candidate, tally.proposed[committed], tally.accepted[committed], work, probe
+                )
+                committed += 1
+        finally:
+            self.metrics.add_rounds(
+                candidate,
+                tally.proposed[:committed],
+                tally.accepted[:committed],
+                sum(result.loop_rows[:committed]),
+                probe,
+            )
         return tally
 
     def _commit(

@@ -27,7 +27,7 @@ class BlockAllocator:
         """Manage blocks 1..`num_blocks`, of which `held` are given out already, once for each time
         that they occur; block 0 is the trash block on top of them."""
         self.num_blocks = num_blocks
-        self._holders = Counter(held)
+        self._holders = dict(Counter(held))
         self._free = [block for block in range(num_blocks, 0, -1) if block not in self._holders]
         self._idle: OrderedDict[int, None] = OrderedDict()  # free, with contents; oldest first
         self._by_hash: dict[bytes, int] = {}
@@ -48,17 +48,17 @@ class BlockAllocator:
         many."""
         if count > self.num_free:
             return None
-        taken = [self._free.pop() if self._free else self._evict() for _ in range(count)]
-        for block in taken:
-            self._holders[block] = 1
+        free = self._free
+        while len(free) < count:
+            free.insert(0, self._evict())
+        taken = [free.pop() for _ in range(count)]
+        self._holders.update(dict.fromkeys(taken, 1))
         return taken
 
     def free(self, blocks: Sequence[int]) -> None:
         """Give blocks of a request back, in the order of its tokens."""
         for block in reversed(blocks):  # what comes later in a text is of use to fewer
             holders = self._holders[block] - 1
-            if holders < 0:
-                raise KeyError(block)
             if holders:
                 self._holders[block] = holders
                 continue
@@ -81,12 +81,14 @@ class BlockAllocator:
     def claim(self, shared: Sequence[int], count: int, spare: int = 0) -> list[int] | None:
         """Take published blocks, whoever else holds them, and `count` others to write to; None (and
         take nothing) unless that leaves `spare` free."""
+        if not shared:
+            return self.allocate(count) if count + spare <= self.num_free else None
         idle = sum(block in self._idle for block in shared)
         if count + spare > self.num_free - idle:
             return None
         for block in shared:  # first, so that none of them is given out anew
             self._idle.pop(block, None)
-            self._holders[block] += 1
+            self._holders[block] = self._holders.get(block, 0) + 1
         others = None
         try:
             others = self.allocate(count)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -114,10 +115,29 @@ class SpeculationMetrics:
         self.num_loop_rows += loop_rows
         self.num_probe_rounds += probe
         if candidate is not self._newest:
-            self.num_switches += self._newest is not None and candidate != self._newest
-            self._newest = candidate
+            self._note_candidate(candidate)
         outcome = candidate.num_speculative_tokens, candidate.draft_loops, proposed, accepted
         self.outcomes[outcome] = self.outcomes.get(outcome, 0) + 1
+
+    def add_rounds(
+        self,
+        candidate: Candidate,
+        proposed: Sequence[int],
+        accepted: Sequence[int],
+        loop_rows: int,
+        probe: bool,
+    ) -> None:
+        """Count one round of many requests; `loop_rows` is that of all together."""
+        if not proposed:
+            return
+        self.num_rounds += len(proposed)
+        self.num_loop_rows += loop_rows
+        self.num_probe_rounds += probe * len(proposed)
+        self._note_candidate(candidate)
+        k, d = candidate.num_speculative_tokens, candidate.draft_loops
+        for (drafts, agreed), count in Counter(zip(proposed, accepted, strict=True)).items():
+            outcome = k, d, drafts, agreed
+            self.outcomes[outcome] = self.outcomes.get(outcome, 0) + count
 
     def add(self, other: SpeculationMetrics) -> None:
         """Add the counts of `other`."""
@@ -127,6 +147,10 @@ class SpeculationMetrics:
         self.num_switches += other.num_switches
         for outcome, count in other.outcomes.items():
             self.outcomes[outcome] = self.outcomes.get(outcome, 0) + count
+
+    def _note_candidate(self, candidate: Candidate) -> None:
+        self.num_switches += self._newest is not None and candidate != self._newest
+        self._newest = candidate
 
     def _by_counts(self) -> Iterator[tuple[int, int, int]]:
         for (_, _, proposed, accepted), count in self.outcomes.items():

@@ -72,7 +72,7 @@ class Request:
         self.seed = seed
         self.max_total_tokens = max_total_tokens
         self.max_cached_tokens = max_total_tokens - 1  # the last one is never fed back
-        self._num_prompt_tokens = len(self.prompt_token_ids)
+        self.num_tokens = len(self.prompt_token_ids)  # prompt and output tokens known so far
         self.status = Status.WAITING
         self.num_computed = 0
         self.blocks: list[int] = []
@@ -97,11 +97,6 @@ class Request:
         self._ends = self._stop_ids.union(() if params.ignore_eos else eos_token_ids)
         self._detokenizer = detokenizer
         self._hold_chars = max((len(s) - 1 for s in params.stop_strings), default=0)
-
-    @property
-    def num_tokens(self) -> int:
-        """Prompt and output tokens known so far."""
-        return self._num_prompt_tokens + len(self.output_token_ids)
 
     @property
     def remaining_tokens(self) -> int:
@@ -134,22 +129,25 @@ class Request:
                 if self.finish_reason is not None:
                     return count
             return len(tokens)
-        taken = tokens[: self.remaining_tokens]
-        if self._ends and not self._ends.isdisjoint(taken):
+        room = self.max_total_tokens - self.num_tokens
+        taken = tokens if len(tokens) < room else tokens[:room]
+        is_end = self._ends and not self._ends.isdisjoint(taken)
+        if is_end:
             count = next(i for i, token in enumerate(taken, start=1) if token in self._ends)
             taken = taken[:count]
-            self.output_token_ids += taken
+        self.output_token_ids += taken
+        self.num_tokens += len(taken)
+        if is_end:
             self._end_at(taken[-1])
-        else:
-            self.output_token_ids += taken
-            if self.remaining_tokens <= 0:
-                self._finish("length")
+        elif len(taken) >= room:
+            self._finish("length")
         return len(taken)
 
     def _append_checked(self, token: int) -> None:
         """Commit a token and look whether its text completes a stop string."""
         assert self._detokenizer is not None
         self.output_token_ids.append(token)
+        self.num_tokens += 1
         if token in self._ends:
             self._end_at(token)
             return

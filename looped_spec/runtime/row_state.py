@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
 from looped_spec.runtime.kv_cache import TRASH_BLOCK
-from looped_spec.runtime.sampler import SamplingMode, SamplingTensors
-
-
-@dataclass(frozen=True)
-class BatchTensors:
-    """What depends on which requests run, and in which rows, but not on how far they are.
-
-    Attributes:
-        rows: [B] int64, rows of the state.
-        limits: [B] int64, positions from here on write to the trash block.
-        sampling: the requests' parameters and seeds.
-        mode: how much work the choice of their tokens is at most.
-    """
-
-    rows: Tensor
-    limits: Tensor
-    sampling: SamplingTensors
-    mode: SamplingMode
-
+from looped_spec.runtime.sampler import SamplingTensors
 
 Starts = tuple[Tensor, Tensor]
 """Newest token and its position, [B] int64 each."""
@@ -35,13 +15,14 @@ Starts = tuple[Tensor, Tensor]
 class RowState:
     """One row for each request that may run at once, and one behind them for padding.
 
-    A round reads which rows it is for from `batch`, and leaves their next token and position here
-    for the round behind it; so the host need not know them to submit that one. The row of padding
-    has a limit of 0: every position of it lies past its limit, in the trash block.
+    What stays the same while a request runs is written once, when it gets its row (`set_params`). A
+    round reads which rows it is for from `batch`, and leaves their next token and position here for
+    the round behind it; so the host need not know them to submit that one. The row of padding has a
+    limit of 0: every position of it lies past its limit, in the trash block.
 
-    Captured rounds know no other tensors. Eager rounds take those that the host has sent, and those
-    that the round before has left, as they are; they are written here when somebody needs them here
-    (`flush`).
+    Captured rounds know no other tensors. Eager rounds take the batch that the host has sent, and
+    what the round before has left, as they are; these are written here when somebody needs them
+    here (`flush`).
 
     Attributes:
         tables: [R + 1, W] int64, block tables.
@@ -59,7 +40,9 @@ class RowState:
         self.numbers = torch.zeros(5, size, dtype=torch.int64, device=device)
         self.params = torch.zeros(3, size, dtype=torch.float32, device=device)
         self.batch = torch.full((num_rows,), num_rows, dtype=torch.int64, device=device)
-        self._sent: BatchTensors | None = None
+        self._sent: Tensor | None = None
+        self._first: int | None = None
+        self._gathered: tuple[Tensor, SamplingTensors] | None = None
         self._starts: Starts | None = None
         self._is_batch_here = self._are_starts_here = True
 
@@ -68,11 +51,25 @@ class RowState:
         """All of them."""
         return self.tables, self.numbers, self.params, self.batch
 
-    def set_batch(self, sent: BatchTensors, *, keep_starts: bool) -> None:
-        """Make other rows the batch; with `keep_starts` they start where rounds have left them."""
+    def set_params(self, rows: Tensor, numbers: Tensor, params: Tensor) -> None:
+        """Write what stays the same of requests that were given `rows` ([N] int64): limit, seed and
+        top_k ([3, N] int64), temperature, top_p and min_p ([3, N] fp32)."""
+        self._gathered = None
+        self.numbers[2:].index_copy_(1, rows, numbers)
+        self.params.index_copy_(1, rows, params)
+
+    def sampling(self, rows: Tensor) -> tuple[Tensor, SamplingTensors]:
+        """Return limits ([N] int64) and sampling parameters of `rows` ([N] int64)."""
+        limits, seeds, top_k = self.numbers[2:].index_select(1, rows).unbind()
+        temperature, top_p, min_p = self.params.index_select(1, rows).unbind()
+        return limits, SamplingTensors(seeds, temperature, top_k, top_p, min_p)
+
+    def set_batch(self, rows: Tensor, first: int | None, *, keep_starts: bool) -> None:
+        """Make other `rows` ([B] int64) the batch; with `keep_starts` they start where rounds have
+        left them. `first` is the first of rows that follow each other, else None."""
         if keep_starts:
             self.flush()
-        self._sent, self._starts = sent, None
+        self._sent, self._first, self._gathered, self._starts = rows, first, None, None
         self._is_batch_here, self._are_starts_here = False, keep_starts
 
     def set_starts(self, starts: Starts) -> None:
@@ -93,18 +90,13 @@ class RowState:
         """Write everything to the tensors that have their places."""
         sent = self._sent
         if sent is not None and not self._is_batch_here:
-            sampling = sent.sampling
-            numbers = torch.stack((sent.limits, sampling.seeds, sampling.top_k))
-            params = torch.stack((sampling.temperature, sampling.top_p, sampling.min_p))
-            self.numbers[2:].index_copy_(1, sent.rows, numbers)
-            self.params.index_copy_(1, sent.rows, params)
-            self.batch[: len(sent.rows)].copy_(sent.rows)
-            self.batch[len(sent.rows) :].fill_(self.padding_row)
+            self.batch[: len(sent)].copy_(sent)
+            self.batch[len(sent) :].fill_(self.padding_row)
         self._is_batch_here = True
         if sent is not None and self._starts is not None and not self._are_starts_here:
             token, position = self._starts
             starts = torch.stack((token.clamp(min=0), position))  # see `follow`
-            self.numbers[:2].index_copy_(1, sent.rows, starts)
+            self.numbers[:2].index_copy_(1, sent, starts)
         self._are_starts_here = True
 
     def moved(self) -> None:
@@ -114,7 +106,7 @@ class RowState:
     def empty_batch(self) -> None:
         """Make every row of the batch padding."""
         self.flush()
-        self._sent = self._starts = None
+        self._sent = self._starts = self._gathered = None
         self.batch.fill_(self.padding_row)
 
     def rows(self, size: int, width: int | None = None) -> BatchRows:
@@ -124,13 +116,18 @@ class RowState:
         if sent is None:
             return self.static_rows(size, width, has_padding=False)
         if self._starts is None:
-            token, position = self.numbers[:2].index_select(1, sent.rows).unbind()
+            token, position = self.numbers[:2].index_select(1, sent).unbind()
         else:
             token, position = self._starts
-        tables = _columns(self.tables, width).index_select(0, sent.rows)
-        return BatchRows(
-            self, sent.rows, token, position, sent.limits, sent.sampling, tables, is_live=True
-        )
+        if self._gathered is None:
+            self._gathered = self.sampling(sent)
+        limits, sampling = self._gathered
+        tables = _columns(self.tables, width)
+        if self._first is None:
+            tables = tables.index_select(0, sent)
+        else:  # as they lie there: wide tables of many rows take longer to copy than to read
+            tables = tables.narrow(0, self._first, len(sent))
+        return BatchRows(self, sent, token, position, limits, sampling, tables, is_live=True)
 
     def static_rows(
         self, size: int, width: int | None = None, *, has_padding: bool = True

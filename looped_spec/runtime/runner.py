@@ -12,7 +12,7 @@ from torch import Tensor
 from looped_spec.adapter import ModelAdapter
 from looped_spec.control.plan import Candidate
 from looped_spec.runtime.attention import AttentionBackend, PagedContext, PagedRows
-from looped_spec.runtime.batch import DecodeBatch, upload, upload_batch
+from looped_spec.runtime.batch import DecodeBatch, upload, upload_floats
 from looped_spec.runtime.early_exit import ExitRule, exit_round
 from looped_spec.runtime.graphs import GraphBackend, GraphRunner
 from looped_spec.runtime.kv_cache import TRASH_BLOCK, KVPool, blocks_for
@@ -21,8 +21,8 @@ from looped_spec.runtime.readback import Readback
 from looped_spec.runtime.request import Request
 from looped_spec.runtime.round import can_read_shadows, prefill
 from looped_spec.runtime.round_program import RoundProgram, RoundShape
-from looped_spec.runtime.row_state import BatchTensors, RowState
-from looped_spec.runtime.sampler import NOT_FINITE
+from looped_spec.runtime.row_state import RowState
+from looped_spec.runtime.sampler import NOT_FINITE, SamplingMode
 from looped_spec.runtime.scheduler import PrefillChunk
 from looped_spec.runtime.token_logprobs import TokenLogprobs
 
@@ -122,8 +122,9 @@ class ModelRunner:
         self._readout_has_planes = any(p.kind == "readout" for p in adapter.kv_planes(full_loops))
         width = blocks_for(max_model_len, pool.block_size)
         self.state = RowState(max_num_seqs, width, device)
-        self._tables = self.state.tables[:max_num_seqs]
-        self._batch = DecodeBatch(self.state, adapter.geometry.vocab_size, device)
+        self._table_width = width
+        self._written = [0] * max_num_seqs  # columns of each table row that may name a block
+        self._batch = DecodeBatch(self.state, device)
         self.program = RoundProgram(adapter, pool, backend, self.state, full_loops)
         self.graphs = GraphRunner(
             self.program,
@@ -155,30 +156,59 @@ class ModelRunner:
         good by the next one.
         """
         grown = [r for r in requests if r.num_table_blocks < len(r.blocks)]
-        if grown:
-            self.write_tables([(r.row, r.num_table_blocks, r.blocks) for r in grown])
-            for request in grown:
-                request.num_table_blocks = len(request.blocks)
-        for request in requests:
-            if request.saved_cache is not None:
-                self._restore_cache(request)
+        if not grown:
+            return
+        new = [request for request in grown if not request.num_table_blocks]
+        if new:
+            self._write_params(new)
+            for request in new:
+                if request.saved_cache is not None:
+                    self._restore_cache(request)
+        self.write_tables([(r.row, r.num_table_blocks, r.blocks) for r in grown])
+        for request in grown:
+            request.num_table_blocks = len(request.blocks)
 
     def write_tables(self, changes: Sequence[tuple[int, int, Sequence[int]]]) -> None:
         """Write block tables: (row, first column that changed, all blocks of the row) for each.
 
-        A row begun anew is cleared first, so that no table names a block of the row's former
-        request.
+        Where the row named more blocks before, these are cleared, so that no table names a block of
+        the row's former request.
         """
-        new = [row for row, column, _ in changes if column == 0]
-        if new:
-            self._tables.index_fill_(0, upload([new], self.device)[0], TRASH_BLOCK)
-        cells = [
-            (row, column, blocks[column])
-            for row, start, blocks in changes
-            for column in range(start, len(blocks))
-        ]
-        rows, columns, values = upload(list(zip(*cells, strict=True)), self.device)
-        self._tables[rows, columns] = values
+        places: list[int] = []
+        values: list[int] = []
+        for row, start, blocks in changes:
+            stop = len(blocks)
+            former = self._written[row]
+            self._written[row] = max(former, stop)
+            values += blocks[start:] if start else blocks
+            if former > stop:
+                values += [TRASH_BLOCK] * (former - stop)
+                stop = former
+            begin = row * self._table_width
+            places += range(begin + start, begin + stop)
+        where, what = upload((places, values), self.device)
+        self.state.tables.view(-1).index_copy_(0, where, what)
+        for row, _, blocks in changes:
+            self._written[row] = len(blocks)
+
+    def _write_params(self, requests: Sequence[Request]) -> None:
+        """Write what stays the same of requests while they run, into their rows."""
+        params = [request.params for request in requests]
+        vocab_size = self.adapter.geometry.vocab_size
+        numbers = upload(
+            (
+                [request.row for request in requests],
+                [request.max_cached_tokens for request in requests],
+                [request.seed for request in requests],
+                [min(max(p.top_k, 0), vocab_size) for p in params],
+            ),
+            self.device,
+        )
+        floats = upload_floats(
+            ([p.temperature for p in params], [p.top_p for p in params], [p.min_p for p in params]),
+            self.device,
+        )
+        self.state.set_params(numbers[0], numbers[1:], floats)
 
     @torch.inference_mode()
     def prefill(
@@ -327,29 +357,36 @@ class ModelRunner:
         self, chunks: Sequence[PrefillChunk]
     ) -> tuple[list[int | None], list[list[TokenLogprobs] | None]]:
         requests = [chunk.request for chunk in chunks]
-        length = max(chunk.stop - chunk.start for chunk in chunks)
+        length = max([chunk.stop - chunk.start for chunk in chunks])
         known = [chunk.request.known_tokens(chunk.start, chunk.stop) for chunk in chunks]
         tokens = upload([ids + [0] * (length - len(ids)) for ids in known], self.device)
-        stops = [chunk.stop for chunk in chunks]
-        bounds = upload(
-            [[chunk.start for chunk in chunks], stops, [len(ids) - 1 for ids in known]], self.device
+        rows, starts, stops, last = upload(
+            (
+                [request.row for request in requests],
+                [chunk.start for chunk in chunks],
+                [chunk.stop for chunk in chunks],
+                [len(ids) - 1 for ids in known],
+            ),
+            self.device,
         )
+        _, sampling = self.state.sampling(rows)
+        num_positions = max([chunk.start for chunk in chunks]) + length
+        width = min(blocks_for(num_positions, self.pool.block_size), self._table_width)
+        tables = self.state.tables[:, :width].index_select(0, rows)
         # Padding stands behind its chunk, so the limit sends it to the trash block.
-        vocab_size = self.adapter.geometry.vocab_size
-        batch = upload_batch(requests, stops, vocab_size, self.device)
-        rows = self._paged_rows(batch, max(chunk.start for chunk in chunks) + length)
-        positions = bounds[0][:, None] + torch.arange(length, device=self.device)
-        ctx = PagedContext(self.pool, self.backend, rows, positions, self.full_loops, bounds[2])
-        want = any(chunk.ends_prompt for chunk in chunks)
+        paged = PagedRows(tables, stops, sampling.seeds)
+        positions = starts[:, None] + torch.arange(length, device=self.device)
+        ctx = PagedContext(self.pool, self.backend, paged, positions, self.full_loops, last)
+        want = any([chunk.ends_prompt for chunk in chunks])
         reader = LogprobReader.of(requests) if want else None
         out = prefill(
             self.adapter,
             ctx,
             tokens,
-            bounds[1],
-            batch.sampling,
+            stops,
+            sampling,
             full_loops=self.full_loops,
-            mode=batch.mode,
+            mode=SamplingMode.of([request.params for request in requests]),
             want_tokens=want,
             readout_has_planes=self._readout_has_planes,
             on_targets=reader,
@@ -360,10 +397,3 @@ class ModelRunner:
             for token, chunk in zip(chosen, chunks, strict=True)
         ]
         return tokens_or_none, reader.rows() if reader else []
-
-    def _paged_rows(self, batch: BatchTensors, num_positions: int) -> PagedRows:
-        """Return what the rows share; block tables are cut to the blocks that `num_positions`
-        reach."""
-        width = min(blocks_for(num_positions, self.pool.block_size), self._tables.shape[1])
-        tables = self._tables[:, :width].index_select(0, batch.rows)
-        return PagedRows(tables, batch.limits, batch.sampling.seeds)

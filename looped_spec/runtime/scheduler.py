@@ -118,7 +118,11 @@ class Scheduler:
         """
         batch: list[Request] = []
         decoding = Status.DECODING
-        for request in [request for request in self.running if request.status is decoding]:
+        candidates = [request for request in self.running if request.status is decoding]
+        short = [request for request in candidates if request.num_tokens > request.capacity]
+        if all(self._grow(request, request.num_tokens) for request in short):
+            return candidates
+        for request in candidates:
             if request.status is not decoding:  # preempted for an earlier one
                 continue
             if request.num_tokens <= request.capacity:
@@ -145,15 +149,15 @@ class Scheduler:
         """
         step = Schedule(decode=decode)
         if num_speculative_tokens:
-            for request in decode:
-                if request.num_tokens + num_speculative_tokens > request.capacity:
-                    self._grow_for_drafts(request, num_speculative_tokens)
+            k = num_speculative_tokens
+            for request in [r for r in decode if r.num_tokens + k > r.capacity]:
+                self._grow_for_drafts(request, k)
         rows = num_speculative_tokens + 1
         least = min(self.block_size, self.max_num_batched_tokens)
         budget = max(self.max_num_batched_tokens - rows * len(decode), least)
-        for request in self.running:
-            if request.status is Status.PREFILLING:
-                budget = self._add_chunk(step, request, budget)
+        prefilling = Status.PREFILLING
+        for request in [request for request in self.running if request.status is prefilling]:
+            budget = self._add_chunk(step, request, budget)
         self._admit(step, budget, num_speculative_tokens)
         return step
 

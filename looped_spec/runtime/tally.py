@@ -9,37 +9,42 @@ from looped_spec.runtime.runner import RoundResult
 
 
 class RoundTally:
-    """Counts drafts request by request; those that could not have been committed do not count."""
+    """Counts the drafts of each request; those that could not have been committed do not count.
 
-    def __init__(self, result: RoundResult) -> None:
+    Attributes:
+        proposed: drafts per request that could have been committed.
+        accepted: those of them that were.
+    """
+
+    def __init__(self, result: RoundResult, num_drafts: int) -> None:
+        """Count all drafts of a round of `num_drafts` each, until `cut` says otherwise."""
         self._result = result
-        self._proposed: list[int] = []
-        self._accepted: list[int] = []
-        self._told: list[int] = []
+        self._num_drafts = num_drafts
+        self.proposed = [num_drafts] * len(result.accepted)
+        self.accepted = list(result.accepted)
+        # Rows whose context was committed can tell of other depths, the target's own too.
+        self._told = [n + 1 for n in result.accepted] if result.shadow_depths else []
 
-    def add(
-        self, accepted: int, num_drafts: int, room: int, due: int, taken: int
-    ) -> tuple[int, int]:
-        """Count the next request and return its proposed and accepted drafts.
+    def cut(self, place: int, room: int, due: int, taken: int) -> None:
+        """Count the request at `place` again, of which not every draft could have been committed
+        with a token behind it.
 
         Args:
-            accepted: its leading drafts that agree with the target and have memory.
-            num_drafts: K of the round.
+            place: of the request in the batch.
             room: its drafts that have memory.
             due: its tokens that could still come, less the last, which is no draft's due.
-            taken: its tokens that were committed, fewer than accepted + 1 if one ended it.
+            taken: its tokens that were committed.
         """
-        proposed = min(num_drafts, room, due)
-        # Rows whose context was committed can tell of other depths, the target's own too.
+        accepted = min(self._result.accepted[place], room)
+        proposed = min(self._num_drafts, room, due)
         told = min(accepted + 1, due)
         if taken <= accepted:
             # Drafts behind the end of a request are neither good nor bad.
             proposed, told = min(proposed, taken), min(told, taken)
-        accepted = min(accepted, proposed)
-        self._proposed.append(proposed)
-        self._accepted.append(accepted)
-        self._told.append(told)
-        return proposed, accepted
+        self.proposed[place] = proposed
+        self.accepted[place] = min(accepted, proposed)
+        if self._told:
+            self._told[place] = told
 
     @property
     def is_finite(self) -> bool:
@@ -53,8 +58,8 @@ class RoundTally:
         `seconds`, without the prefill of other requests."""
         return RoundFeedback(
             plan.plan_id,
-            tuple(self._proposed),
-            tuple(self._accepted),
+            tuple(self.proposed),
+            tuple(self.accepted),
             seconds,
             num_speculative_tokens,
             shadow=tuple(

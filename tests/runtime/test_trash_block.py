@@ -39,7 +39,7 @@ def request_in(engine: Engine, row: int, blocks: list[int], prompt: list[int], n
         max_total_tokens=len(prompt) + new,
     )
     request.row, request.blocks = row, blocks
-    engine.runner.write_tables([(row, 0, blocks)])
+    engine.runner.prepare([request])
     return request
 
 
@@ -144,6 +144,6 @@ def test_a_table_never_names_blocks_of_a_former_request_in_its_row() -> None:
     engine = make_engine(shared_toy(), max_num_seqs=1, block_size=BLOCK_SIZE, max_model_len=30)
     engine.runner.write_tables([(0, 0, [5, 6, 7, 8, 9, 10])])
     engine.runner.write_tables([(0, 0, [2, 3])])
-    assert engine.runner._tables[0].tolist() == [2, 3] + [TRASH_BLOCK] * 8
+    assert engine.runner.state.tables[0].tolist() == [2, 3] + [TRASH_BLOCK] * 8
     engine.runner.write_tables([(0, 2, [2, 3, 4])])
-    assert engine.runner._tables[0].tolist() == [2, 3, 4] + [TRASH_BLOCK] * 7
+    assert engine.runner.state.tables[0].tolist() == [2, 3, 4] + [TRASH_BLOCK] * 7

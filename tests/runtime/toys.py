@@ -70,7 +70,7 @@ def assert_all_free(engine: Engine) -> None:
     """Every block and every row is back."""
     scheduler = engine.scheduler
     assert scheduler.allocator.num_free == scheduler.allocator.num_blocks
-    assert len(scheduler._free_rows) == engine.runner._tables.shape[0]
+    assert len(scheduler._free_rows) == engine.runner.state.padding_row
     assert not scheduler.running and not scheduler.waiting
 
 
