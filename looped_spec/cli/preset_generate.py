@@ -41,6 +41,7 @@ _ENGINE = (
     "attention_backend",
     "attention_num_splits",
     "cpu_linear",
+    "cpu_kernels",
     "enforce_eager",
     "graph_backend",
     "kv_cache_memory_bytes",
@@ -164,6 +165,7 @@ def _carry_out(args: argparse.Namespace, measurer: Measurer) -> int:
         )
         try:
             session.run()
+            build_preset(Samples(store.header, store.cells)).write(out)
         except BaseException:
             bar.close()
             console.note(
@@ -172,8 +174,6 @@ def _carry_out(args: argparse.Namespace, measurer: Measurer) -> int:
             )
             raise
         bar.close()
-        preset = build_preset(Samples(store.header, store.cells))
-    preset.write(out)
     console.write(_summary(session, out, samples))
     return 0
 

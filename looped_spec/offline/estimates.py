@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
 import time
+from collections import deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from looped_spec.runtime.llm import LLM
 
 _TOKENS_PER_ROUND = 2.0
+_NEWEST = 5
 
 
 @dataclass
@@ -33,7 +36,7 @@ class CellTimes:
     plan: SamplingPlan
     round_seconds: dict[int, float]
     token_seconds: float
-    _factors: dict[Hashable, float] = field(default_factory=dict)
+    _factors: dict[Hashable, deque[float]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, llm: LLM, plan: SamplingPlan) -> CellTimes:
@@ -53,20 +56,28 @@ class CellTimes:
 
     def seconds(self, cell: Cell) -> float:
         """Return how long a cell is expected to take."""
-        names: tuple[Hashable, ...] = (self._group(cell), type(cell).__name__, "")
-        factor = next((self._factors[name] for name in names if name in self._factors), 1.0)
-        return factor * self._guess(cell)
+        for name in self._names(cell):
+            if name in self._factors:
+                return statistics.median(self._factors[name]) * self._guess(cell)
+        return self._guess(cell)
 
     def total(self, cells: Iterable[Cell]) -> float:
         """Return how long several cells are expected to take, one after the other."""
         return sum(self.seconds(cell) for cell in cells)
 
     def learn(self, cell: Cell, seconds: float) -> None:
-        """Take note of how long a cell took; a clock that went backwards counts as no time."""
+        """Take note of how long a cell took; a clock that went backwards counts as no time.
+
+        The median of the newest few counts: one cell in which the machine stood still does not make
+        all that follow seem too long for the budget.
+        """
         factor = max(seconds, 0.0) / max(self._guess(cell), 1e-9)
-        names: tuple[Hashable, ...] = (self._group(cell), type(cell).__name__, "")
-        for name in names:
-            self._factors[name] = factor
+        for name in self._names(cell):
+            self._factors.setdefault(name, deque(maxlen=_NEWEST)).append(factor)
+
+    def _names(self, cell: Cell) -> tuple[Hashable, ...]:
+        """Return what a cell's time is learnt under, the closest first."""
+        return (self._group(cell), type(cell).__name__, "")
 
     def _group(self, cell: Cell) -> Hashable:
         if isinstance(cell, CostBlock):

@@ -85,6 +85,25 @@ class SamplingPlan:
                     "them"
                 )
 
+    def check_memory(self, num_blocks: int, block_size: int) -> None:
+        """Raise `CapacityError` if the cache does not hold the largest batch at its longest: it
+        would never be run as one."""
+        settings = self.settings
+        longest = max(c.num_speculative_tokens for c in self.candidates())
+        each = max(settings.context_lengths) + longest + 16
+        flags = "--batch-sizes or --context-lengths"
+        with_text = settings.prompt_tokens + settings.confirm_tokens + longest + 16
+        if settings.confirm_repeats and with_text > each:
+            each, flags = with_text, "--batch-sizes, --prompt-tokens or --confirm-tokens"
+        size = max(settings.batch_sizes)
+        needed = size * -(-each // block_size)
+        if needed > num_blocks:
+            raise CapacityError(
+                f"{size} requests of {each} tokens need {needed} blocks of the key/value cache, "
+                f"which has {num_blocks} of {block_size} tokens: lower {flags}, or raise "
+                "--kv-cache-memory-bytes"
+            )
+
     def first_cells(self) -> list[CostBlock | AcceptanceRun]:
         """Return the cells of costs and acceptance: one of everything, then the next of each."""
         settings = self.settings

@@ -31,7 +31,7 @@ def make_measurer(llm: LLM, paths: Mapping[str, Path], settings: SamplingSetting
     Raises:
         ConfigError: a workload is unreadable, too small, or repeats itself; or a K or d is out of
             the model's range.
-        CapacityError: a text would be longer than the engine allows.
+        CapacityError: a text would be longer than the engine allows, or a batch larger.
     """
     loaded = llm.loaded
     works = read_workloads(
@@ -67,6 +67,8 @@ def make_measurer(llm: LLM, paths: Mapping[str, Path], settings: SamplingSetting
     )
     plan.candidates()  # refuses what the model cannot do
     plan.check_length(llm.max_model_len)
+    pool = llm.engine.runner.pool
+    plan.check_memory(pool.num_blocks, pool.block_size)
     return Measurer(llm, plan, {work.name: work.rows for work in works})
 
 

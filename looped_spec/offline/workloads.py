@@ -53,6 +53,8 @@ def named_path(text: str) -> tuple[str, Path]:
     name, equals, path = text.partition("=")
     if not equals or not name.strip() or not path:
         raise ConfigError(f"--workload must be NAME=PATH, got '{text}'")
+    if not name.strip().isprintable():
+        raise ConfigError(f"NAME of --workload must be a text of one line, got {name.strip()!r}")
     return name.strip(), Path(path)
 
 

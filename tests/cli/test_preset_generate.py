@@ -94,6 +94,11 @@ def test_a_dry_run_shows_the_plan_and_measures_nothing(
         ([], "no text to measure on"),
         (["--workload", "w=none.jsonl"], "cannot read none.jsonl"),
         (["--workload", "w"], "must be NAME=PATH"),
+        (["--workload", "a\nb=TEXTS"], "NAME of --workload must be a text of one line"),
+        (
+            ["--workload", "w=TEXTS", "--kv-cache-memory-bytes", "40000", "--batch-sizes", "4"],
+            "12 blocks of the key/value cache, which has 6 of 16 tokens: lower --batch-sizes",
+        ),
         (["--workload", "w=TEXTS", "--ks", "0"], "ks must be between 1 and 64"),
         (["--workload", "w=TEXTS", "--ds", "3"], "draft_loops must be between 1 and"),
         (["--workload", "w=TEXTS", "--batch-sizes", "0"], "batch_sizes must be"),

@@ -14,7 +14,7 @@ from looped_spec.control.plan import Candidate
 from looped_spec.errors import ConfigError, LoopedSpecError
 from looped_spec.offline import store as store_module
 from looped_spec.offline.build import build_preset, rebuild
-from looped_spec.offline.cells import Cell
+from looped_spec.offline.cells import Cell, CostBlock
 from looped_spec.offline.plan import SamplingPlan
 from looped_spec.offline.session import LocalWorker, Session
 from looped_spec.offline.store import Samples, SampleStore, read_samples
@@ -151,6 +151,14 @@ def test_a_clock_that_jumps_back_and_forth_loses_nothing(tmp_path: Path) -> None
     clock = Clock(lambda reading: 5000.0 * (-1) ** reading)
     run(jumping, timed(clock), clock=clock)
     assert read_samples(jumping).cells == read_samples(steady).cells
+
+
+def test_a_cell_in_which_the_machine_stood_still_does_not_leave_out_the_others() -> None:
+    times, cells = make_times(make_plan()), make_plan().first_cells()
+    same = [cell for cell in cells if isinstance(cell, CostBlock) and cell.batch_size == 1]
+    for cell, seconds in zip(same[:3], (2.0, 2.0, 3600.0), strict=True):
+        times.learn(cell, seconds)
+    assert times.seconds(same[3]) < 4.0
 
 
 def test_a_disk_that_fills_up_in_the_middle_keeps_all_cells_before(
