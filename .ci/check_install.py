@@ -15,6 +15,7 @@ from pathlib import Path
 OPTIONAL = {
     "looped_spec.demos": {"tokenizers"},
     "looped_spec.runtime.attention.triton_kernel": {"triton"},
+    "looped_spec.serve.replica": {"ray"},
     "looped_spec.serve": {"fastapi", "starlette", "pydantic", "uvicorn", "prometheus_client"},
 }
 

@@ -4,6 +4,7 @@ examples:
   looped-spec serve demo:NAME
   looped-spec serve MODEL --port 9000 --served-model-name mine --max-num-seqs 64
   LOOPED_SPEC_API_KEY=... looped-spec serve MODEL --host 0.0.0.0
+  looped-spec serve MODEL --ray --replicas 2
   curl localhost:8000/v1/completions -H 'Content-Type: application/json' \\
       -d '{"prompt": "Once upon a time", "max_tokens": 32}'
 
@@ -28,6 +29,7 @@ from looped_spec.cli.main import EXIT_INTERRUPTED
 from looped_spec.cli.model_loading import memory_errors
 from looped_spec.errors import ConfigError
 from looped_spec.serve.options import ServeOptions
+from looped_spec.serve.ray_options import RayOptions
 from looped_spec.settings import Settings
 
 if TYPE_CHECKING:
@@ -48,13 +50,32 @@ def configure(parser: argparse.ArgumentParser) -> None:
     server.add_argument(
         "-v", "--verbose", action="store_true", help="log what is loaded and chosen on stderr"
     )
+    replicas = parser.add_argument_group(
+        "replicas", "Several engines behind one address, on Ray Serve."
+    )
+    replicas.add_argument(
+        "--ray",
+        nargs="?",
+        const="local",
+        metavar="ADDRESS",
+        help="deploy replicas on a Ray cluster: host:port, auto (one that runs), or local (one of "
+        "this machine, which is what no ADDRESS means)",
+    )
+    for field in dataclasses.fields(RayOptions):
+        add_flag(replicas, field, field.metadata["help"])
     add_engine_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until SIGTERM or Ctrl-C; then running requests get a while to end."""
     options = _serve_options(args)
-    engine = engine_options(args)
+    engine = {"enable_prefix_caching": True, **engine_options(args)}
+    ray_options = RayOptions(
+        **{field.name: getattr(args, field.name) for field in dataclasses.fields(RayOptions)}
+    )
+    if args.ray is not None:
+        return _run_on_ray(args, options, engine, ray_options)
+    ray_options.check_unused()
     try:
         from looped_spec.serve.server import serve
     except ImportError as error:
@@ -69,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
         from looped_spec.runtime.llm import LLM
 
         with console.stdout_for_ours_alone():
-            return LLM(args.model, **{"enable_prefix_caching": True, **engine})
+            return LLM(args.model, **engine)
 
     with console.log_level(args.verbose), memory_errors():
         server = serve(load, options, _default_name(args.model), console.note)
@@ -81,6 +102,23 @@ def run(args: argparse.Namespace) -> int:
         console.flush()
         os._exit(code)
     return code
+
+
+def _run_on_ray(
+    args: argparse.Namespace,
+    options: ServeOptions,
+    engine: dict[str, Any],
+    ray_options: RayOptions,
+) -> int:
+    """Deploy replicas and stay until a signal."""
+    from looped_spec.serve.ray_deployment import RayServer
+
+    folder = Path(args.model).expanduser()
+    model = str(folder.resolve()) if folder.is_dir() else args.model
+    server = RayServer(args.ray, options, ray_options, console.note)
+    server.run(model, engine, _default_name(args.model))
+    console.note("stopped")
+    return EXIT_INTERRUPTED if server.signal == signal.SIGINT else 0
 
 
 def _serve_options(args: argparse.Namespace) -> ServeOptions:

@@ -17,10 +17,10 @@ from looped_spec.serve.completions import CompletionEndpoints
 from looped_spec.serve.envelope import METRICS_PATH, Envelope
 from looped_spec.serve.errors import ApiError
 from looped_spec.serve.front import Front, Stage
-from looped_spec.serve.info import ServerInfo
-from looped_spec.serve.metrics import TEXT_TYPE, EngineCollector
+from looped_spec.serve.metrics import TEXT_TYPE
 from looped_spec.serve.protocol import ChatBody, CompletionBody
 from looped_spec.serve.responses import JsonResponse, error_response
+from looped_spec.serve.status import Document, Status
 from looped_spec.version import __version__
 
 PAGE_FILES = {
@@ -37,8 +37,11 @@ _PAGE_HEADERS = {
 }
 
 
-def create_app(front: Front) -> ASGIApp:
-    """Return the application around `front`, which starts and stops with it."""
+def create_app(front: Front, status: Status | None = None) -> ASGIApp:
+    """Return the application around `front`, which starts and stops with it.
+
+    `status` answers questions about the server; by default it knows of this front alone.
+    """
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -59,14 +62,14 @@ def create_app(front: Front) -> ASGIApp:
     generating = CompletionEndpoints(front)
     _post(app, "/v1/completions", generating.completions, CompletionBody)
     _post(app, "/v1/chat/completions", generating.chat, ChatBody)
-    status = _StatusEndpoints(front)
+    telling = _StatusEndpoints(front, status or Status(front))
     for path, endpoint in (
-        ("/v1/models", status.models),
-        ("/health", status.health),
-        (METRICS_PATH, status.metrics),
-        ("/version", status.version),
-        ("/server_info", status.server_info),
-        ("/server_info/history", status.history),
+        ("/v1/models", telling.models),
+        ("/health", telling.health),
+        (METRICS_PATH, telling.metrics),
+        ("/version", telling.version),
+        ("/server_info", telling.server_info),
+        ("/server_info/history", telling.history),
     ):
         app.add_api_route(path, endpoint, methods=["GET"])
     for path in PAGE_FILES:
@@ -92,10 +95,9 @@ def _post(app: FastAPI, path: str, endpoint: Any, body: type[CompletionBody | Ch
 class _StatusEndpoints:
     """What can be asked of the server itself."""
 
-    def __init__(self, front: Front) -> None:
+    def __init__(self, front: Front, status: Status) -> None:
         self._front = front
-        self._info = ServerInfo(front)
-        self._collector = EngineCollector(front.options.metrics_prefix, front.latencies)
+        self._status = status
 
     async def models(self) -> Response:
         """List the model, by each of its names."""
@@ -124,23 +126,23 @@ class _StatusEndpoints:
 
     async def metrics(self) -> Response:
         """Return all metrics for Prometheus."""
-        text = self._collector.text(await self._front.snapshot())
-        return Response(text, headers={"Content-Type": TEXT_TYPE})
+        return Response(await self._status.metrics(), headers={"Content-Type": TEXT_TYPE})
 
     async def version(self) -> Response:
         """Return the version of this package."""
         return JsonResponse({"version": __version__})
 
-    async def server_info(self) -> Response:
+    async def server_info(self, request: Request) -> Response:
         """Return what runs, how busy it is, what speculation does and why."""
-        return JsonResponse(self._info.document(await self._front.snapshot()))
+        return await self._document("info", request)
 
-    async def history(self) -> Response:
+    async def history(self, request: Request) -> Response:
         """Return the last minutes, point by point."""
-        history = self._front.history
-        return JsonResponse(
-            {"interval_seconds": history.interval_seconds, "points": history.as_list()}
-        )
+        return await self._document("history", request)
+
+    async def _document(self, kind: Document, request: Request) -> Response:
+        replica = request.query_params.get("replica")
+        return JsonResponse(await self._status.document(kind, replica))
 
 
 async def _page(request: Request) -> Response:

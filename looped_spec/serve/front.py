@@ -16,7 +16,7 @@ from looped_spec.serve.errors import ApiError, draining_error, loading_error
 from looped_spec.serve.generation import Generation, params_of_answer
 from looped_spec.serve.history import History
 from looped_spec.serve.job import Job, Update
-from looped_spec.serve.latencies import Latencies
+from looped_spec.serve.latencies import ENGINE_LABEL, Latencies
 from looped_spec.serve.options import ServeOptions
 from looped_spec.serve.prompts import PromptEncoder
 from looped_spec.serve.snapshot import EngineSnapshot
@@ -47,23 +47,33 @@ class Stage(enum.Enum):
 class Front:
     """What all endpoints share. Everything here runs in the event loop."""
 
-    def __init__(self, load: Callable[[], LLM], options: ServeOptions, default_name: str) -> None:
+    def __init__(
+        self,
+        load: Callable[[], LLM],
+        options: ServeOptions,
+        default_name: str,
+        engine_label: str = ENGINE_LABEL,
+    ) -> None:
         """Serve the model that `load` returns, under `default_name` unless the options have
-        another."""
+        another; `engine_label` tells its metrics from those of others."""
         self.options = options
         self.model_names = options.served_model_name or (default_name,)
         self.stage = Stage.LOADING
         self.load_error: BaseException | None = None
         self.started = time.time()
-        self.latencies = Latencies(options.metrics_prefix, self.model_names[0])
+        self.latencies = Latencies(options.metrics_prefix, self.model_names[0], engine_label)
         self.history = History()
         self.on_stage: Callable[[Stage], None] = lambda stage: None
         self._load = load
+        self._is_started = False
         self._newest: EngineSnapshot | None = None
         self._num_taken = 0
 
     async def start(self) -> None:
-        """Begin to load the model."""
+        """Begin to load the model, unless that has begun."""
+        if self._is_started:
+            return
+        self._is_started = True
         loop = asyncio.get_running_loop()
         self.worker = EngineWorker(self._load_all, loop, self._on_loaded, self._on_failure)
         self.worker.start()

@@ -10,16 +10,16 @@ _SHORT_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0
 _LONG_SECONDS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 
 ENGINE_LABEL = "0"
-"""There is one engine; the label is there because dashboards group by it."""
+"""The label `engine` of a server with one engine; dashboards group by it."""
 
 
 class Latencies:
     """Histograms of times and counters of tokens and endings."""
 
-    def __init__(self, prefix: str, model_name: str) -> None:
+    def __init__(self, prefix: str, model_name: str, engine: str = ENGINE_LABEL) -> None:
         self.registry = CollectorRegistry()
         self.num_generation_tokens = 0
-        self.labels = {"model_name": model_name, "engine": ENGINE_LABEL}
+        self.labels = {"model_name": model_name, "engine": engine}
         self._last_tokens: dict[Job, float] = {}
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-from prometheus_client import generate_latest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from looped_spec.control.plan import Candidate
@@ -18,6 +18,29 @@ Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
+class _Collected(CollectorRegistry):
+    """Metrics that were collected already, those of one name as one."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        super().__init__()
+        self._families: dict[str, Metric] = {}
+        for family in families:
+            known = self._families.setdefault(family.name, family)
+            if known is not family:
+                known.samples += family.samples
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._families.values()
+
+
+def metrics_text(families: Iterable[Metric]) -> bytes:
+    """Return metrics in the text format, which every scraper reads; those of one name as one.
+
+    The library's OpenMetrics format would spell the colon of our names as an underscore.
+    """
+    return generate_latest(_Collected(families))
+
+
 class EngineCollector:
     """Turns the newest snapshot into metrics; empty before there is one."""
 
@@ -28,13 +51,10 @@ class EngineCollector:
         self._registry = latencies.registry
         self._registry.register(self)
 
-    def text(self, snapshot: EngineSnapshot | None) -> bytes:
-        """Return all metrics in the text format, which every scraper reads.
-
-        The library's OpenMetrics format would spell the colon of our names as an underscore.
-        """
+    def families(self, snapshot: EngineSnapshot | None) -> list[Metric]:
+        """Return all metrics of the registry, with those of a snapshot."""
         self.snapshot = snapshot
-        return generate_latest(self._registry)
+        return list(self._registry.collect())
 
     def collect(self) -> Iterator[Metric]:
         """Yield the metrics of the snapshot."""

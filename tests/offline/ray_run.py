@@ -15,6 +15,7 @@ from pathlib import Path
 
 import ray
 from fake_cells import header_of, make_plan, make_times
+from processes import descendants
 
 from looped_spec import LLM
 from looped_spec.errors import LoopedSpecError
@@ -26,24 +27,6 @@ from looped_spec.offline.store import SampleStore
 from looped_spec.runtime.identity import device_name
 
 OPTIONS = {"max_num_seqs": 8, "num_speculative_tokens": 0, "device": "cpu", "num_threads": 1}
-
-
-def descendants(root: int) -> dict[int, str]:
-    """Return the command lines of the processes that a process has started, and of theirs."""
-    parents, names = {}, {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            pid = int(folder.name)
-            parents[pid] = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            names[pid] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
-        except (OSError, ValueError):  # it has ended meanwhile
-            continue
-    found: dict[int, str] = {}
-    wave = [root]
-    while wave:
-        wave = [pid for pid, parent in parents.items() if parent in wave]
-        found |= {pid: names[pid] for pid in wave}
-    return found
 
 
 class KillsOne:

@@ -1,0 +1,301 @@
+"""Two replicas of the bundled model behind Ray Serve on this machine, one of them killed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from client import Client
+from live_server import until
+from processes import descendants
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+
+from looped_spec import LLM, SamplingParams
+from looped_spec.cli.main import main
+from looped_spec.errors import ConfigError
+from looped_spec.serve.ray_options import RayOptions
+
+PROMPT = "The river rises in"
+READY_SECONDS = 240.0
+PLACES = (4, 4)
+"""--max-num-seqs and --max-queued-requests of each replica."""
+
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None, reason="needs Ray: pip install 'looped-spec[ray]'"
+)
+
+
+class RayProcess:
+    """`looped-spec serve --ray` as a process of its own."""
+
+    def __init__(self, log: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as probe:
+            self.port = probe.getsockname()[1]
+        self.client = Client(self.port)
+        command = f"{sys.executable} -m looped_spec serve demo:ouro --ray --replicas 2"
+        command += f" --port {self.port} --device cpu --num-threads 1"
+        command += f" --max-num-seqs {PLACES[0]} --max-queued-requests {PLACES[1]}"
+        self._log = log
+        with log.open("w") as file:
+            self.process = subprocess.Popen(
+                command.split(), stderr=file, env=os.environ | {"RAY_USAGE_STATS_ENABLED": "0"}
+            )
+
+    @property
+    def notes(self) -> list[str]:
+        """The lines of its own on stderr."""
+        lines = self._log.read_text().splitlines()
+        return [line for line in lines if line.startswith("looped-spec: ")]
+
+    def wait_for_replicas(self) -> None:
+        """Return once both answer."""
+
+        def are_both_there() -> bool:
+            assert self.process.poll() is None, self._log.read_text()
+            if not any("serving demo:ouro at" in note for note in self.notes):
+                return False
+            return len(self.totals("request_success")) == 2
+
+        until(are_both_there, READY_SECONDS)
+
+    def totals(self, name: str, **labels: str) -> dict[str, float]:
+        """The sum of a counter for each replica."""
+        reply = self.client.get("/metrics")
+        found: Counter[str] = Counter()
+        for family in parse_text(reply.body.decode()) if reply.status == 200 else ():
+            if family.name == f"looped_spec:{name}":
+                for sample in family.samples:
+                    if labels.items() <= sample.labels.items():
+                        found[sample.labels["engine"]] += sample.value
+        return dict(found)
+
+    def num_running(self) -> float:
+        """How many answers run on all replicas together."""
+        return sum(self.totals("num_requests_running").values())
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayProcess]:
+    """Two replicas; killed at the end if no test ended them."""
+    served = RayProcess(tmp_path_factory.mktemp("ray") / "log")
+    try:
+        served.wait_for_replicas()
+        yield served
+    finally:
+        if served.process.poll() is None:
+            left = descendants(served.process.pid)
+            for pid in (served.process.pid, *left):
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+            served.process.wait(60)
+
+
+def body(seed: int, tokens: int) -> dict[str, Any]:
+    """A request that takes `tokens` tokens."""
+    return {"prompt": PROMPT, "seed": seed, "max_tokens": tokens, "ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[str]:
+    """The offline texts of `body(seed, 48)`, by plain decoding."""
+    llm = LLM("demo:ouro", num_speculative_tokens=0, device="cpu", num_threads=1)
+    params = [
+        SamplingParams(seed=seed, max_tokens=48, ignore_eos=True, temperature=1.0)
+        for seed in range(8)
+    ]
+    outputs = llm.generate([PROMPT] * len(params), params, use_tqdm=False)
+    return [output.outputs[0].text for output in outputs]
+
+
+@pytest.mark.slow
+@needs_ray
+class TestTwoReplicas:
+    def test_both_serve_the_offline_text_and_are_told_apart(
+        self, served: RayProcess, expected: list[str]
+    ) -> None:
+        before = served.totals("request_success", finished_reason="length")
+        with ThreadPoolExecutor(6) as pool:
+            seeds = [index % 8 for index in range(24)]
+            replies = list(
+                pool.map(lambda seed: served.client.post("/v1/completions", body(seed, 48)), seeds)
+            )
+        assert [reply.text for reply in replies] == [expected[seed] for seed in seeds]
+        after = served.totals("request_success", finished_reason="length")
+        assert sum(after.values()) - sum(before.values()) == 24
+        assert all(after[name] > before[name] for name in before)
+        for name in after:
+            info = served.client.get(f"/server_info?replica={name}").json
+            assert (info["replica"], info["stage"]) == (name, "ready")
+            assert info["engine"]["num_generation_tokens"] == 48 * after[name]
+            history = served.client.get(f"/server_info/history?replica={name}").json
+            assert history["replica"] == name
+        assert served.client.get("/server_info?replica=none").status == 404
+        assert served.client.get("/health").status == 200
+
+    def test_a_stream_comes_as_it_is_made_and_ends_when_the_client_goes(
+        self, served: RayProcess
+    ) -> None:
+        before = sum(served.totals("request_success", finished_reason="abort").values())
+        with served.client.streaming("/v1/completions", **body(1, 400)) as stream:
+            next(stream)
+            assert served.num_running() == 1  # so the first event is not held until the last
+        until(lambda: served.num_running() == 0)
+        after = sum(served.totals("request_success", finished_reason="abort").values())
+        assert after - before == 1
+
+    def test_a_full_queue_is_told_by_status_429(self, served: RayProcess) -> None:
+        count = 3 * sum(PLACES)
+        with ThreadPoolExecutor(count) as pool:
+            replies = list(
+                pool.map(
+                    lambda seed: served.client.post("/v1/completions", body(seed, 200)),
+                    range(count),
+                )
+            )
+        statuses = Counter(reply.status for reply in replies)
+        assert set(statuses) == {200, 429}
+        for reply in replies:
+            if reply.status == 429:
+                assert reply.error["code"] == "queue_full"
+                assert reply.headers["retry-after"] == "1"
+        until(lambda: served.num_running() == 0)
+
+    def test_a_replica_that_is_killed_loses_no_request_in_silence(
+        self, served: RayProcess, expected: list[str]
+    ) -> None:
+        killed = threading.Event()
+        outcomes: Counter[str] = Counter()
+        lock = threading.Lock()
+
+        def client(number: int) -> None:
+            after_kill = 0
+            for index in range(200):
+                seed = (number + index) % 8
+                try:
+                    if index % 2:
+                        events = served.client.stream("/v1/completions", **body(seed, 48))
+                        text = "".join(event["choices"][0]["text"] for event in events)
+                    else:
+                        reply = served.client.post("/v1/completions", body(seed, 48))
+                        assert reply.status == 200, reply.status
+                        text = reply.text
+                    outcome = "right" if text == expected[seed] else "wrong"
+                except Exception:  # whatever a client notices
+                    outcome = "error"
+                with lock:
+                    outcomes[f"{outcome} {'after' if killed.is_set() else 'before'}"] += 1
+                after_kill += killed.is_set()
+                if after_kill > 6:
+                    return
+
+        threads = [threading.Thread(target=client, args=(n,)) for n in range(6)]
+        for thread in threads:
+            thread.start()
+        until(lambda: outcomes["right before"] >= 8)
+        before = set(served.totals("request_success"))
+        names = descendants(served.process.pid)
+        replicas = [pid for pid, name in names.items() if name.startswith("ray::ServeReplica")]
+        assert len(replicas) == 2
+        os.kill(replicas[0], signal.SIGKILL)
+        killed.set()
+        for thread in threads:
+            thread.join(READY_SECONDS)
+        print(dict(outcomes))
+        assert not any(outcomes[f"wrong {when}"] for when in ("before", "after"))
+        assert not outcomes["error before"]
+        assert outcomes["right after"] > 6
+        # What ran on it, and what was sent to it before its end was noticed.
+        assert outcomes["error after"] <= len(threads) * 3
+        served.wait_for_replicas()
+        assert len(set(served.totals("request_success")) - before) == 1
+
+    def test_a_signal_lets_what_runs_end(self, served: RayProcess) -> None:
+        with served.client.streaming("/v1/completions", **body(3, 400)) as stream:
+            next(stream)
+            served.process.send_signal(signal.SIGTERM)
+            until(lambda: served.client.complete("the").status == 503)
+            refused = served.client.complete("the")
+            if refused.status == 503 and refused.headers["content-type"] == "application/json":
+                assert refused.error["code"] == "shutting_down"
+            assert [e["choices"][0]["finish_reason"] for e in stream][-1] == "length"
+        assert served.process.wait(120) == 0
+        assert served.notes[-1] == "looped-spec: stopped"
+        assert not descendants(served.process.pid)
+
+
+def test_without_ray_the_extra_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert main(["serve", "demo:ouro", "--ray"]) == 2
+    assert "pip install 'looped-spec[ray,serve]'" in capsys.readouterr().err
+
+
+def test_a_cluster_that_is_not_there_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = ModuleType("ray")
+    fake.serve = ModuleType("ray.serve")  # type: ignore[attr-defined]
+
+    def init(**options: object) -> None:
+        raise ConnectionError(f"nobody at\n{options['address']}")
+
+    fake.init = init  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setitem(sys.modules, "ray.serve", fake.serve)
+    assert main(["serve", "demo:ouro", "--ray", "10.0.0.1:6379"]) == 2
+    line = capsys.readouterr().err
+    assert line.count("\n") == 1
+    assert "--ray 10.0.0.1:6379: no cluster there (nobody at 10.0.0.1:6379)" in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--replicas 2", "--replicas needs --ray"),
+        ("--gpus-per-replica 1", "--gpus-per-replica needs --ray"),
+        ("--ray --port 0", "--port 0 does not go with --ray"),
+        ("--ray --replicas 0", "replicas must be between 1 and 4096, got 0"),
+        ("--ray --replicas 2 --max-replicas 3", "replicas is a fixed number"),
+        ("--ray --min-replicas 3 --max-replicas 2", "max_replicas must be at least"),
+        ("--ray --target-ongoing-requests 8", "target_ongoing_requests needs max_replicas"),
+    ],
+)
+def test_flags_that_do_not_go_together_are_refused_by_name(
+    flags: str,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    fake = ModuleType("ray")
+    fake.serve = ModuleType("ray.serve")  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.setitem(sys.modules, "ray.serve", fake.serve)
+    assert main(["serve", "demo:ouro", *flags.split()]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_autoscaling_options_are_passed_through() -> None:
+    assert RayOptions().scale(32) == {"num_replicas": 1}
+    assert RayOptions(replicas=3).scale(32) == {"num_replicas": 3}
+    scaled = RayOptions(min_replicas=2, max_replicas=5).scale(32)["autoscaling_config"]
+    assert (scaled["min_replicas"], scaled["max_replicas"]) == (2, 5)
+    assert scaled["target_ongoing_requests"] == 32
+    own = RayOptions(max_replicas=5, target_ongoing_requests=8).scale(32)["autoscaling_config"]
+    assert (own["min_replicas"], own["target_ongoing_requests"]) == (1, 8)
+    with pytest.raises(ConfigError, match="at least min_replicas = 4"):
+        RayOptions(min_replicas=4, max_replicas=3)
