@@ -22,6 +22,8 @@ from looped_spec.errors import (
 
 CPU_LINEARS = ("auto", "plain", "transposed", "onednn", "exact_fp16")
 GRAPH_BACKENDS = ("auto", "cuda", "traced", "eager")
+CPU_KERNELS = ("torch", "native", "auto")
+
 ATTENTION_BACKENDS = ("auto", "flash_attn", "triton", "varlen", "sdpa")
 
 
@@ -127,6 +129,12 @@ class EngineOptions:
         "exact_fp16 (stored in half precision where that rounds nothing, computed in float32), or "
         "auto: what is fastest, measured for each shape at load",
     )
+    cpu_kernels: str = _option(
+        "torch",
+        "what computes norms, rotations, activations and attention on the CPU in float32: torch, "
+        "native (kernels of our own, compiled once by this machine's C compiler), or auto: native "
+        "where that works",
+    )
     enforce_eager: bool = _option(
         False, "run every round as it comes instead of capturing rounds once per shape"
     )
@@ -181,6 +189,7 @@ class EngineOptions:
             ("load_format", ("auto", "dummy")),
             ("attention_backend", ATTENTION_BACKENDS),
             ("cpu_linear", CPU_LINEARS),
+            ("cpu_kernels", CPU_KERNELS),
             ("graph_backend", GRAPH_BACKENDS),
         ):
             value, names = getattr(self, name), [word for word in known if word]

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from looped_spec.adapter import StageContext
 from looped_spec.layers.merged import MergedLinear
+from looped_spec.layers.native import Kernels, serves
 from looped_spec.layers.rotary import apply_rotary
 
 
@@ -27,6 +28,7 @@ class RotaryAttention(nn.Module):
             hidden_size, {"q_proj": num_heads * head_dim, "k_proj": kv_rows, "v_proj": kv_rows}
         )
         self.o_proj = nn.Linear(num_heads * head_dim, hidden_size, bias=False)
+        self.kernels: Kernels | None = None
 
     def forward(
         self, x: Tensor, rotary: tuple[Tensor, Tensor], plane: int, ctx: StageContext
@@ -34,8 +36,13 @@ class RotaryAttention(nn.Module):
         """Return [B, T, hidden] for `x` of that shape; `rotary` is of `RotaryAngles.cos_sin`."""
         batch, rows, _ = x.shape
         qkv: Tensor = self.qkv_proj(x).view(batch, rows, -1, self.head_dim)
+        heads, kv_heads = self.num_heads, self.num_kv_heads
         # Queries and keys are neighbours in the merged projection, so one rotation serves both.
-        qk, v = torch.split(qkv, [self.num_heads + self.num_kv_heads, self.num_kv_heads], dim=2)
-        q, k = torch.split(apply_rotary(qk, *rotary), [self.num_heads, self.num_kv_heads], dim=2)
+        if self.kernels is not None and serves(qkv):
+            self.kernels.rotate_(qkv, heads + kv_heads, *rotary)
+            q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=2)
+        else:
+            qk, v = torch.split(qkv, [heads + kv_heads, kv_heads], dim=2)
+            q, k = torch.split(apply_rotary(qk, *rotary), [heads, kv_heads], dim=2)
         out: Tensor = self.o_proj(ctx.attend(plane, q, k, v).reshape(batch, rows, -1))
         return out

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from looped_spec.layers.merged import MergedLinear
+from looped_spec.layers.native import Kernels, serves
 
 
 class SwiGLU(nn.Module):
@@ -17,9 +18,15 @@ class SwiGLU(nn.Module):
             hidden_size, {"gate_proj": intermediate_size, "up_proj": intermediate_size}
         )
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
+        self.kernels: Kernels | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [..., hidden] for `x` of that shape, any float dtype."""
-        gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
-        out: Tensor = self.down_proj(F.silu(gate) * up)
+        gate_up: Tensor = self.gate_up_proj(x)
+        if self.kernels is not None and serves(gate_up):
+            inner = self.kernels.silu_mul(gate_up)
+        else:
+            gate, up = gate_up.chunk(2, dim=-1)
+            inner = F.silu(gate) * up
+        out: Tensor = self.down_proj(inner)
         return out

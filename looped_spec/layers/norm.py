@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from looped_spec.layers.native import Kernels, serves
+
 
 class RMSNorm(nn.Module):
     """RMSNorm computed in fp32, rounded to the activation dtype, then scaled (the order of the
@@ -17,17 +19,27 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
+        self.kernels: Kernels | None = None
         # On the CPU also while a model is built on the meta device: they are no weights.
         self._root_of_size = torch.tensor(math.sqrt(size), device="cpu")
         self._root_of_eps = torch.tensor(math.sqrt(size * eps), device="cpu")
 
     def forward(self, x: Tensor) -> Tensor:  # [..., size] any float dtype
+        if self.kernels is not None and serves(x):
+            return self.kernels.rms_norm(x, self.weight, self.eps)
         if x.dtype != torch.float32:
             normed = F.rms_norm(x.float(), self.weight.shape, None, self.eps)
             return self.weight * normed.to(x.dtype)
         if x.device.type == "cpu" and not torch.is_grad_enabled():
             return self._few_operations(x)
         return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+    def added(self, residual: Tensor, x: Tensor) -> Tensor:
+        """Return residual + norm(x), both of the shape [..., size]."""
+        if self.kernels is not None and serves(x) and serves(residual):
+            return self.kernels.add_rms_norm(residual, x, self.weight, self.eps)
+        normed: Tensor = self(x)
+        return residual + normed
 
     def _few_operations(self, x: Tensor) -> Tensor:
         """Return the same with half as many operations as torch has for it on the CPU, where a

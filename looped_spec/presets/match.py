@@ -13,12 +13,13 @@ TOLD_APART_BY = (
     "dtype",
     "num_threads",
     "cpu_linear",
+    "cpu_kernels",
     "graph_backend",
     "revision",
 )
 """Fields that may differ, the gravest first; others must not, or the preset is of no use."""
 
-_OF_EXECUTION = ("num_threads", "cpu_linear", "graph_backend")
+_OF_EXECUTION = ("num_threads", "cpu_linear", "cpu_kernels", "graph_backend")
 _OF_COST = ("device_name", "dtype", *_OF_EXECUTION)
 _OF_ACCEPTANCE = ("dtype", "revision")
 
@@ -38,6 +39,7 @@ class RunIdentity:
         adapter_defaults: what its options are where nobody gives them.
         num_threads: CPU threads of the run; None on a GPU.
         cpu_linear: how linear layers keep their weights; None on a GPU.
+        cpu_kernels: "native" or "auto" where not PyTorch alone computes on the CPU; else None.
         graph_backend: how rounds are captured, "eager" for not at all; None is not compared.
     """
 
@@ -51,6 +53,7 @@ class RunIdentity:
     adapter_defaults: Mapping[str, Any] = field(default_factory=dict)
     num_threads: int | None = None
     cpu_linear: str | None = None
+    cpu_kernels: str | None = None
     graph_backend: str | None = None
 
     @property

@@ -22,6 +22,7 @@ from looped_spec.control.explain import Explanation
 from looped_spec.control.plan import PLAIN, Candidate
 from looped_spec.control.static import StaticPolicy
 from looped_spec.errors import UnsupportedError
+from looped_spec.layers.native import use_kernels
 from looped_spec.loading import ModelOrigin, load_adapter
 from looped_spec.options import EngineOptions
 from looped_spec.presets.lookup import PresetChoice
@@ -31,6 +32,7 @@ from looped_spec.runtime.checked_prompts import CheckedPrompt, check_prompts, no
 from looped_spec.runtime.cost_estimate import with_estimated_cost
 from looped_spec.runtime.graphs import linear_layout, padded_sizes, reachable_shapes
 from looped_spec.runtime.identity import run_identity
+from looped_spec.runtime.kernels import choose_kernels
 from looped_spec.runtime.linears import arrange_linears, check_linears
 from looped_spec.runtime.outputs import RequestOutput, StreamChunk
 from looped_spec.runtime.policy import SpeculationPolicy
@@ -85,7 +87,9 @@ class LLM:
 
             plan = plan_run(opts, adapter, find)
             needs = AttentionNeeds.of(opts, adapter.kv_planes(plan.full_loops), device, dtype)
-            plans.append((plan, choose_attention(opts.attention_backend, needs)))
+            kernels = choose_kernels(opts, device, dtype)
+            use_kernels(adapter.module, kernels)
+            plans.append((plan, choose_attention(opts.attention_backend, needs, kernels)))
             check_linears(opts.cpu_linear, device)
 
         self.loaded = load_adapter(

@@ -53,9 +53,9 @@ class OuroLayer(nn.Module):
     def forward(
         self, x: Tensor, rotary: tuple[Tensor, Tensor], plane: int, ctx: StageContext
     ) -> Tensor:
-        x = x + self.input_layernorm_2(self.self_attn(self.input_layernorm(x), rotary, plane, ctx))
-        branch: Tensor = self.post_attention_layernorm_2(self.mlp(self.post_attention_layernorm(x)))
-        return x + branch
+        attended = self.self_attn(self.input_layernorm(x), rotary, plane, ctx)
+        x = self.input_layernorm_2.added(x, attended)
+        return self.post_attention_layernorm_2.added(x, self.mlp(self.post_attention_layernorm(x)))
 
 
 class OuroStack(nn.Module):

@@ -112,6 +112,10 @@ class AttentionBackend(ABC):
     def select(self, prepared: Any, requests: Tensor) -> Any:
         """Return what `prepare` would give for some of the requests ([N] int64) alone."""
 
+    def write(self, pool: KVPool, plane: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
+        """Write k and v ([B, T, kv_heads, head_dim]) into a plane, at flat slots ([B, T] int64)."""
+        pool.write(plane, slots.reshape(-1), k, v)
+
     @abstractmethod
     def attend(
         self, q: Tensor, k_pages: Tensor, v_pages: Tensor, prepared: Any, scale: float | None

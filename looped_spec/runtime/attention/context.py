@@ -83,7 +83,7 @@ class PagedContext:
         self, plane: int, q: Tensor, k: Tensor, v: Tensor, *, scale: float | None = None
     ) -> Tensor:
         """Write k, v into `plane` and attend over it; see `StageContext.attend`."""
-        self._pool.write(plane, self._slots.reshape(-1), k, v)
+        self._backend.write(self._pool, plane, self._slots, k, v)
         return self._backend.attend(q, *self._pool.planes[plane], self._prepared, scale)
 
     def logit_rows(self, hidden: Tensor) -> Tensor:

@@ -7,8 +7,10 @@ import logging
 from dataclasses import dataclass
 
 from looped_spec.errors import UnsupportedError
+from looped_spec.layers.native import Kernels
 from looped_spec.runtime.attention.backend import AttentionBackend, AttentionNeeds
 from looped_spec.runtime.attention.flash_attn import FlashAttnBackend
+from looped_spec.runtime.attention.native import NativeBackend
 from looped_spec.runtime.attention.sdpa import SdpaBackend
 from looped_spec.runtime.attention.triton import TritonBackend
 from looped_spec.runtime.attention.varlen import VarlenBackend
@@ -30,9 +32,11 @@ class AttentionChoice:
     block_size: int
 
 
-def choose_attention(name: str, needs: AttentionNeeds) -> AttentionChoice:
+def choose_attention(
+    name: str, needs: AttentionNeeds, kernels: Kernels | None = None
+) -> AttentionChoice:
     """Return the backend called `name` (one of `ATTENTION_BACKENDS`), for "auto" the best one for
-    `needs`.
+    `needs`: on the CPU the compiled `kernels` where the run has them.
 
     Raises:
         UnsupportedError: the backend that was asked for cannot serve `needs`; nothing falls back.
@@ -43,6 +47,10 @@ def choose_attention(name: str, needs: AttentionNeeds) -> AttentionChoice:
             raise UnsupportedError(_refusal(name, reason, needs))
         return _choice(BACKENDS[name], needs)
     if needs.device.type == "cpu":
+        if kernels is not None:
+            logger.info("attention_backend auto: native, as cpu_kernels says")
+            backend = NativeBackend(kernels)
+            return AttentionChoice(backend, needs.block_size or backend.default_block_size)
         logger.info("attention_backend auto: sdpa, the one for the CPU")
         return _choice(SdpaBackend, needs)
     passed_over = []

@@ -1,0 +1,97 @@
+"""Compiles the kernels with the C compiler of this machine, once for each text and processor."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+logger = logging.getLogger(__name__)
+
+_SOURCE = Path(__file__).with_name("kernels.c")
+_FLAGS = ("-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
+_SECONDS = 120
+
+
+class BuildError(Exception):
+    """There is no compiler, or it cannot make these kernels."""
+
+
+@functools.cache
+def load_library() -> ctypes.CDLL:
+    """Return the compiled kernels, from the cache of the user if they were made before.
+
+    PyTorch must be imported already: its threads serve the kernels too. `CC` names the compiler,
+    `XDG_CACHE_HOME` where the cache lies.
+
+    Raises:
+        BuildError: no compiler, or none of the ways to compile succeeds.
+    """
+    compiler = shlex.split(os.environ.get("CC", "")) or _known_compiler()
+    native = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+    reasons = []
+    # The threads of PyTorch's OpenMP are used, or none: a second pool would fight with them.
+    for openmp in ("-fopenmp", "-fopenmp-simd"):
+        command = [*compiler, *_FLAGS, native, openmp]
+        try:
+            return ctypes.CDLL(str(_compiled(command)), mode=os.RTLD_NOW)
+        except (OSError, subprocess.SubprocessError) as error:
+            output = getattr(error, "stderr", None) or str(error)
+            reasons.append(output.strip().splitlines()[-1] if output.strip() else repr(error))
+            logger.debug("kernels do not build with %s: %s", " ".join(command), output)
+    raise BuildError(f"{compiler[0]} cannot build them: {reasons[-1]}")
+
+
+def _known_compiler() -> list[str]:
+    for name in ("cc", "gcc", "clang"):
+        if shutil.which(name):
+            return [name]
+    raise BuildError("no C compiler (cc, gcc, clang, or the one that CC names)")
+
+
+def _compiled(command: list[str]) -> Path:
+    """Return the library that `command` makes of the source."""
+    processor = platform.processor() or platform.machine()
+    key = "\0".join((*command, processor, _processor_flags(), sys.platform, _SOURCE.read_text()))
+    name = hashlib.sha256(key.encode()).hexdigest()[:20]
+    folder = _cache_folder()
+    library = folder / f"kernels-{name}.so"
+    if library.exists():
+        return library
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        compiled, linked = Path(scratch) / "kernels.o", Path(scratch) / "kernels.so"
+        linker = [command[0], "-shared", str(compiled), "-lm", "-o", str(linked)]
+        for step in ([*command, "-c", str(_SOURCE), "-o", str(compiled)], linker):
+            subprocess.run(step, check=True, capture_output=True, text=True, timeout=_SECONDS)
+        linked.replace(library)  # whole or not at all, should two processes build
+    return library
+
+
+def _cache_folder() -> Path:
+    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(root) / "looped-spec"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():
+            return folder
+    except OSError as error:
+        logger.debug("no cache for compiled kernels: %s", error)
+    return Path(tempfile.mkdtemp(prefix="looped-spec-"))
+
+
+def _processor_flags() -> str:
+    """Return what tells processors apart, so that a home shared by machines serves each."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "")

@@ -1,0 +1,74 @@
+"""Which runs the compiled kernels serve, and that a run with them says the same."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from looped_spec import LLM, SamplingParams
+from looped_spec.errors import ConfigError, UnsupportedError
+from looped_spec.layers.native import BuildError, Kernels
+from looped_spec.runtime.attention import SdpaBackend
+from looped_spec.runtime.attention.native import NativeBackend
+
+PROMPTS = [[5, 6, 7, 8], [9] * 20, [30, 31]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def kernels() -> Kernels:
+    try:
+        return Kernels()
+    except BuildError as error:
+        pytest.skip(f"the kernels do not build here: {error}")
+
+
+def texts(model: str, **options: object) -> list[list[int]]:
+    llm = LLM(model, dtype="float32", max_model_len=64, num_threads=1, **options)  # type: ignore[arg-type]
+    params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+    return [output.token_ids for output in llm.generate(PROMPTS, params)]
+
+
+@pytest.mark.parametrize("model", ["demo:ouro", "demo:huginn", "demo:nanbeige"])
+def test_texts_are_those_of_torch_plain_and_speculative(model: str) -> None:
+    plain = texts(model, cpu_linear="plain", num_speculative_tokens=0)
+    for speculation in ({"num_speculative_tokens": 0}, {"num_speculative_tokens": 3}):
+        found = texts(model, cpu_linear="plain", cpu_kernels="native", **speculation)
+        assert found == plain
+
+
+def test_a_run_has_them_or_torch_as_it_says(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        native = LLM("demo:ouro", cpu_kernels="auto", dtype="float32", max_model_len=32)
+    assert isinstance(native.engine.runner.backend, NativeBackend)
+    assert native.loaded.adapter.module.model.norm.kernels is not None  # type: ignore[union-attr]
+    assert any(record.message == "cpu_kernels: native" for record in caplog.records)
+    default = LLM("demo:ouro", dtype="float32", max_model_len=32)
+    assert type(default.engine.runner.backend) is SdpaBackend
+    assert default.loaded.adapter.module.model.norm.kernels is None  # type: ignore[union-attr]
+
+
+def test_attention_that_is_named_stays(caplog: pytest.LogCaptureFixture) -> None:
+    llm = LLM("demo:ouro", cpu_kernels="native", attention_backend="sdpa", max_model_len=32)
+    assert type(llm.engine.runner.backend) is SdpaBackend
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"dtype": "bfloat16"}, "they compute in float32, not in bfloat16"),
+        ({"dtype": "float32", "graph_backend": "traced"}, "records operations of PyTorch alone"),
+    ],
+)
+def test_where_they_cannot_serve_native_is_refused_and_auto_is_torch(
+    options: dict[str, str], reason: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=f"cpu_kernels='native' cannot.*{reason}"):
+        LLM("demo:ouro", cpu_kernels="native", max_model_len=32, **options)
+    llm = LLM("demo:ouro", cpu_kernels="auto", max_model_len=32, **options)
+    assert not isinstance(llm.engine.runner.backend, NativeBackend)
+
+
+def test_an_unknown_kind_names_the_closest() -> None:
+    with pytest.raises(ConfigError, match="did you mean 'native'"):
+        LLM("demo:ouro", cpu_kernels="natif")
