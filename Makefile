@@ -28,7 +28,7 @@ ifneq ($(shell $(BIN)/python -I -c '$(CHECK)' 2>/dev/null),True)
 .PHONY: $(STAMP)
 endif
 
-.PHONY: help demo test lint bench load setup clean
+.PHONY: help demo test lint bench report load setup clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## /{printf "  make %-6s %s\n", $$1, $$2}' Makefile
@@ -49,6 +49,10 @@ lint: $(STAMP)  ## ruff, mypy and the import contracts
 
 bench: $(STAMP)  ## time the bundled model over draft lengths and depths, 2 to 5 minutes
 	$(BIN)/python benchmarks/demo.py $(BENCH_ARGS)
+
+report: $(STAMP)  ## draw docs/reports anew, from the bundled preset of a demo; installs matplotlib
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[plots]'
+	$(BIN)/python presets/rebuild.py --report
 
 load: $(STAMP)  ## put 64 clients at a server of the bundled model, with and without speculation, 20 minutes
 	$(BIN)/python benchmarks/serve_load.py $(LOAD_ARGS)

@@ -1,7 +1,9 @@
-"""Write the presets that are not measured: published acceptance, modelled costs.
+"""Write the presets that are not measured, and draw the report that the docs show of one that is.
 
-Usage: python presets/rebuild.py [FOLDER]; FOLDER is by default this one. The published figures lie
-in ouro/samples/published.json with their source, the sizes of the models in */geometry.json.
+Usage: python presets/rebuild.py [FOLDER] writes presets of published acceptance and modelled costs;
+FOLDER is by default this one. The published figures lie in ouro/samples/published.json with their
+source, the sizes of the models in */geometry.json. `--report` draws docs/reports/demo-huginn.md
+from the measured preset of that demo instead; it needs the extra `plots`.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from looped_spec.offline.roofline import PublishedRow, read_geometries, read_row
 from looped_spec.presets import AcceptanceEntry, Preset, Provenance, WorkloadRecord
 
 HERE = Path(__file__).resolve().parent
+REPORT = HERE.parent / "docs" / "reports" / "demo-huginn.md"
 PUBLISHED = HERE / "ouro" / "samples" / "published.json"
 COMMAND = "python presets/rebuild.py"
 DATE = "2026-11-30"
@@ -172,6 +175,15 @@ def silent_presets(adapter: str) -> list[Preset]:
     ]
 
 
+def write_report(target: Path = REPORT) -> list[Path]:
+    """Draw the report of the demo whose preset is measured, and return what was written."""
+    from looped_spec.offline.report_pages import write_report as write
+
+    (measured,) = (HERE / "huginn").glob("model=demo_huginn,*.json")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    return write(Preset.read(measured), (), target)
+
+
 def main(folder: Path = HERE) -> None:
     """Write every preset of this kind."""
     for preset in [*ouro_presets(), *silent_presets("huginn"), *silent_presets("nanbeige")]:
@@ -182,4 +194,8 @@ def main(folder: Path = HERE) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:2]))
+    if sys.argv[1:] == ["--report"]:
+        for path in write_report():
+            print(path.relative_to(HERE.parent))
+    else:
+        main(*map(Path, sys.argv[1:2]))

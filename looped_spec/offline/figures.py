@@ -88,6 +88,8 @@ def inline_svg(figure: Any, name: str, alt: str) -> str:
     text = file.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    # Two images that look alike have the same identifier, which nothing refers to.
+    text = re.sub(r'(<image\b[^>]*?) id="[^"]*"', r"\g<1>", text)
     text = re.sub(r'(\bid="|xlink:href="#|url\(#)', rf"\g<1>{name}-", text)
     text = text.replace(INK, "currentColor")
     label = html.escape(alt, quote=True)

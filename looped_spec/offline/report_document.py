@@ -15,6 +15,9 @@ from looped_spec.offline.report_heatmaps import acceptance_picture, speedup_pict
 from looped_spec.offline.report_scatter import round_time_picture, scatter_picture
 from looped_spec.presets import Preset, Provenance
 
+_SHORT = 60
+"""Letters of a command that may stand in every row of a table."""
+
 _FRAMES = "Frames mark what the preset may choose at that batch size, the thick one its start."
 
 
@@ -54,7 +57,7 @@ def sections(preset: Preset, loads: Sequence[Mapping[str, Any]] = ()) -> list[Se
             "Draft acceptance",
             acceptance_picture(preset, group),
             f"Accepted by proposed drafts in per cent, on {_of(group)}. A longer draft is accepted "
-            "less, a deeper one more.",
+            "less, a deeper one more. Frames mark what may be chosen at some batch size.",
         ),
         _pictured(
             "Speed-up against acceptance",
@@ -67,7 +70,8 @@ def sections(preset: Preset, loads: Sequence[Mapping[str, Any]] = ()) -> list[Se
             round_time_picture(preset, group),
             f"The ideal round takes T = c (D + dK), with D = {preset.full_loops} and c from the "
             "plain round: a pass over many rows costs what one over a single row costs, and "
-            "nothing else takes time. Above the dashed line a round takes longer than that.",
+            "nothing else takes time. Above the dashed line a round takes longer than that; rings "
+            "are what the preset may choose.",
         ),
         _overfitting(preset, measured),
     ]
@@ -211,22 +215,21 @@ def _verdict(verdict: Mapping[str, Any]) -> str:
 
 
 def _origin(preset: Preset) -> Section:
-    rows = [_origin_row(part, record) for part, record in preset.provenance.items()]
-    return Section(
-        "Where it comes from",
-        tables=[Table(("part", "kind", "date", "command or source", "device", "notes"), rows)],
-    )
+    rows, notes, told = [], [], ""
+    for part, record in preset.provenance.items():
+        made = _made(record)
+        shown = "the same" if made == told and len(made) > _SHORT else made
+        rows.append((part, record.kind, record.date, record.device or "-", shown))
+        told = made
+        notes += [(part, note) for note in (record.notes or "").split("; ") if note]
+    tables = [Table(("part", "kind", "date", "device", "command or source"), rows)]
+    if notes:
+        tables.append(Table(("part", "note"), notes))
+    return Section("Where it comes from", tables=tables)
 
 
-def _origin_row(part: str, record: Provenance) -> tuple[str, ...]:
-    return (
-        part,
-        record.kind,
-        record.date,
-        record.command or record.source or "-",
-        record.device or "-",
-        record.notes or "-",
-    )
+def _made(record: Provenance) -> str:
+    return record.command or record.source or "-"
 
 
 def _pictured(title: str, picture: Picture | None, text: str) -> Section | None:

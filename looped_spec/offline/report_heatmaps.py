@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from looped_spec.offline.figures import Picture, new_figure
+from looped_spec.control.plan import Candidate
+from looped_spec.offline.figures import INK, Picture, new_figure
 from looped_spec.offline.report_data import (
     Point,
     acceptance_rate,
@@ -31,6 +32,11 @@ _ACROSS = 3
 _PALER = 1.3
 """Keeps off the darkest ends of the colours, on which a frame could not be seen."""
 
+_THIN, _THICK = 1.3, 2.6
+"""Widths of the frames around what may be chosen, and around the start."""
+
+_BAR: dict[str, Any] = {"pad": 0.015, "aspect": 28}
+
 _TICKS = (0.25, 0.5, 0.7, 0.8, 0.9, 1.05, 1.1, 1.2, 1.3, 1.5, 1.75, 2, 2.5, 3, 4)
 
 
@@ -43,7 +49,7 @@ def speedup_picture(preset: Preset, group: str | None) -> Picture | None:
         return None
     sizes, lengths = few(found)
     depths, drafts = depths_of(found), drafts_of(found)
-    figure = new_figure(2.2 + _panel(drafts) * len(sizes), 0.9 + _height(depths) * len(lengths))
+    figure = new_figure(1.3 + _panel(drafts) * len(sizes), 0.8 + _height(depths) * len(lengths))
     panels = figure.subplots(len(lengths), len(sizes), squeeze=False)
     logs = [math.log(point.speedup or 1.0) for point in found]
     low, high = min(-_LEAST_REACH, *logs), max(_LEAST_REACH, *logs)
@@ -70,12 +76,13 @@ def speedup_picture(preset: Preset, group: str | None) -> Picture | None:
                 f"at B={size}, L={length} "
                 + (f"the best is {named(top)} with {top.speedup:.2f}" if top else "none pays")
             )
-    bar = figure.colorbar(image, ax=panels.ravel().tolist(), shrink=0.85)
+    bar = figure.colorbar(image, ax=panels.ravel().tolist(), shrink=0.85, **_BAR)
     bar.set_label("speed-up over plain decoding")
     ticks = _ticks(norm)
     bar.set_ticks([math.log(tick) for tick in ticks])
     bar.set_ticklabels([f"{tick:g}" for tick in ticks])
     _label_outer(panels)
+    _frame_legend(figure, {"may be chosen at this B": _THIN, "the start": _THICK})
     alt = "Heat maps of the speed-up over plain decoding by K and d: " + "; ".join(words) + "."
     return Picture("speedup", figure, alt)
 
@@ -92,9 +99,9 @@ def acceptance_picture(preset: Preset, group: str | None) -> Picture | None:
     drafts = drafts_of(points(preset, group)) or list(
         range(1, 1 + max(len(e.chances) for found in entries.values() for e in found))
     )
-    across = min(len(kinds), _ACROSS)
+    across = _across(len(kinds))
     down = -(-len(kinds) // across)
-    figure = new_figure(2.2 + _panel(drafts) * across, 0.9 + _height(depths) * down)
+    figure = new_figure(1.3 + _panel(drafts) * across, 0.8 + _height(depths) * down)
     panels = figure.subplots(down, across, squeeze=False)
     for axes in panels.ravel()[len(kinds) :]:
         axes.set_visible(False)
@@ -106,14 +113,18 @@ def acceptance_picture(preset: Preset, group: str | None) -> Picture | None:
             return acceptance_rate(by_depth[d], k) if d in by_depth else None
 
         image = _heat(axes, drafts, depths, rate, cmap="viridis", norm=norm, percent=True)
+        for candidate in preset.config.candidates:
+            if candidate.draft_loops in by_depth and candidate.num_speculative_tokens in drafts:
+                _frame(axes, drafts, depths, candidate, _THIN)
         axes.set_title(kind, fontsize=10)
         rates = [r for d in depths for k in drafts if (r := rate(d, k)) is not None]
         words.append(f"{kind} from {min(rates):.0%} to {max(rates):.0%}")
-    bar = figure.colorbar(image, ax=panels.ravel().tolist(), shrink=0.85)
+    bar = figure.colorbar(image, ax=panels.ravel().tolist(), shrink=0.85, **_BAR)
     bar.set_label("accepted / proposed drafts, %")
     bar.set_ticks([0, 0.25, 0.5, 0.75, 1])
     bar.set_ticklabels(["0", "25", "50", "75", "100"])
     _label_outer(panels)
+    _frame_legend(figure, {"may be chosen at some B": _THIN})
     alt = (
         "Heat maps of the draft acceptance rate in per cent, by K and d: " + "; ".join(words) + "."
     )
@@ -153,13 +164,18 @@ def _heat(
 
 def _mark(axes: Any, drafts: Sequence[int], depths: Sequence[int], point: Point) -> None:
     """Put a frame around a candidate of the configuration, a thicker one around its initial."""
-    if not point.is_candidate:
-        return
+    if point.is_candidate:
+        width = _THICK if point.is_initial else _THIN
+        _frame(axes, drafts, depths, point.candidate, width)
+
+
+def _frame(
+    axes: Any, drafts: Sequence[int], depths: Sequence[int], candidate: Candidate, width: float
+) -> None:
     from matplotlib.patheffects import withStroke
 
-    width = 2.6 if point.is_initial else 1.3
-    x = drafts.index(point.candidate.num_speculative_tokens)
-    y = depths.index(point.candidate.draft_loops)
+    x = drafts.index(candidate.num_speculative_tokens)
+    y = depths.index(candidate.draft_loops)
     left, right, low, high = x - 0.46, x + 0.46, y - 0.44, y + 0.44
     axes.plot(
         [left, right, right, left, left],
@@ -181,10 +197,37 @@ def _ticks(norm: Any) -> list[float]:
 
 
 def _label_outer(panels: Any) -> None:
-    for axes in panels[-1]:
-        axes.set_xlabel("K")
+    """Name the axes at the left, and below the last panel of each column."""
+    for column in panels.T:
+        [axes for axes in column if axes.get_visible()][-1].set_xlabel("K, drafted tokens")
     for row in panels:
-        row[0].set_ylabel("d")
+        row[0].set_ylabel("d, loops of a draft")
+
+
+def _frame_legend(figure: Any, widths: Mapping[str, float]) -> None:
+    """Say below what frames of these widths mean."""
+    from matplotlib.patches import Patch
+
+    handles = [
+        Patch(facecolor="none", edgecolor=INK, linewidth=width, label=label)
+        for label, width in widths.items()
+    ]
+    figure.legend(
+        handles=handles,
+        loc="outside lower left",
+        ncols=len(handles),
+        frameon=False,
+        fontsize=9,
+        handlelength=1.2,
+        handleheight=1.1,
+    )
+
+
+def _across(count: int) -> int:
+    """Return how many panels to put beside each other: as many as fit, or fewer if that leaves no
+    hole."""
+    most = min(count, _ACROSS)
+    return next((n for n in range(most, 1, -1) if count % n == 0), most)
 
 
 def _place(point: Point) -> tuple[int, int]:
@@ -192,8 +235,8 @@ def _place(point: Point) -> tuple[int, int]:
 
 
 def _panel(drafts: Sequence[int]) -> float:
-    return max(1.7, 0.5 * len(drafts) + 0.4)
+    return max(1.6, 0.4 * len(drafts) + 0.3)
 
 
 def _height(depths: Sequence[int]) -> float:
-    return max(1.5, 0.42 * len(depths) + 0.7)
+    return max(1.5, 0.38 * len(depths) + 0.7)

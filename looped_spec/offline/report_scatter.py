@@ -17,7 +17,7 @@ def scatter_picture(preset: Preset, group: str | None) -> Picture | None:
     if not found:
         return None
     sizes, lengths = few(found)
-    figure = new_figure(1.0 + 3.2 * len(sizes), 3.6)
+    figure = new_figure(0.8 + 2.9 * len(sizes), 4.4)
     panels = figure.subplots(1, len(sizes), squeeze=False, sharey=True)
     words = []
     depths = depths_of(found)
@@ -34,19 +34,12 @@ def scatter_picture(preset: Preset, group: str | None) -> Picture | None:
                     p.candidate.num_speculative_tokens,
                     (p.acceptance, p.speedup),
                     textcoords="offset points",
-                    xytext=(4, 3),
+                    xytext=(5, 4),
                     fontsize=8,
                     color=INK,
                 )
-            chosen = [p for p in mine if p.is_candidate]
-            axes.scatter(
-                [p.acceptance for p in chosen],
-                [p.speedup for p in chosen],
-                s=70,
-                facecolors="none",
-                edgecolors=INK,
-                zorder=4,
-            )
+        chosen = [p for p in here if p.is_candidate]
+        _rings(axes, [(p.acceptance, p.speedup) for p in chosen])
         axes.axhline(1, color=GREY, linewidth=1, linestyle="--")
         axes.set_title(f"B = {size}, L = {lengths[0]}", fontsize=10)
         axes.set_xlabel("draft acceptance rate")
@@ -68,7 +61,7 @@ def round_time_picture(preset: Preset, group: str | None) -> Picture | None:
     if not found:
         return None
     sizes, lengths = few(found)
-    figure = new_figure(1.0 + 3.2 * len(sizes), 3.6)
+    figure = new_figure(0.8 + 2.9 * len(sizes), 3.8)
     panels = figure.subplots(1, len(sizes), squeeze=False)
     words = []
     depths = depths_of(found)
@@ -85,6 +78,8 @@ def round_time_picture(preset: Preset, group: str | None) -> Picture | None:
                 label=f"d = {depth}",
                 zorder=3,
             )
+        chosen = [p for p in here if p.is_candidate]
+        _rings(axes, [(p.ideal_ms(preset.full_loops), p.ms) for p in chosen])
         if here:
             plain = here[0].plain_ms
             axes.scatter([plain], [plain], marker="x", color=INK, label="plain", zorder=3)
@@ -109,9 +104,32 @@ def round_time_picture(preset: Preset, group: str | None) -> Picture | None:
     return Picture("round-time", figure, alt)
 
 
+def _rings(axes: Any, places: Sequence[tuple[Any, Any]]) -> None:
+    """Put rings around what may be chosen."""
+    axes.scatter(
+        [x for x, _ in places],
+        [y for _, y in places],
+        s=64,
+        facecolors="none",
+        edgecolors=INK,
+        linewidths=1.1,
+        label="may be chosen",
+        zorder=4,
+    )
+
+
 def _legend(figure: Any, axes: Any) -> None:
     handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", frameon=False, fontsize=9)
+    figure.legend(
+        handles,
+        labels,
+        loc="outside lower left",
+        ncols=len(handles),
+        frameon=False,
+        fontsize=9,
+        columnspacing=1.4,
+        handletextpad=0.3,
+    )
 
 
 def _correlation(found: Sequence[Point]) -> str:

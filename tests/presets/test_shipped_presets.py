@@ -110,3 +110,15 @@ def test_captured_rounds_come_near_the_two_points_of_the_rfc(rebuild: ModuleType
     for depth, acceptance, speedup in ((2, 0.908, 1.20), (3, 0.949, 1.09)):
         ratio = times.ms(8, 512, PLAIN) / times.ms(8, 512, Candidate(1, depth))
         assert (1 + acceptance) * ratio == pytest.approx(speedup, rel=0.07)
+
+
+def test_the_report_of_the_docs_is_that_of_the_bundled_preset(
+    rebuild: ModuleType, tmp_path: Path
+) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need matplotlib")
+    made = rebuild.write_report(tmp_path / rebuild.REPORT.name)
+    shipped = rebuild.REPORT.parent
+    assert {file.name for file in made} == {file.name for file in shipped.iterdir()}
+    assert made[0].read_text() == rebuild.REPORT.read_text()
+    # Pictures depend on the release of matplotlib and its fonts: they are there, and small.
+    assert sum(file.stat().st_size for file in shipped.iterdir()) < 400_000
