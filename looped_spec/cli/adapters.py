@@ -115,6 +115,7 @@ def _capabilities_text(capabilities: Capabilities) -> str:
         f"early_exit={criteria}": bool(criteria),
         "resumable": capabilities.resumable,
         "shadow_depths": capabilities.shadow_depths,
+        "seed_free": capabilities.seed_free,
         f"non_kv_state={capabilities.non_kv_state}": capabilities.non_kv_state is not None,
     }
     return ",".join(text for text, holds in parts.items() if holds)

@@ -15,7 +15,9 @@ from looped_spec.adapter import Capabilities, ExitCriterion
 @pytest.fixture
 def site(fake_site: FakeSite) -> FakeSite:
     """One plugin per status, and one that prints while it is imported."""
-    capabilities = Capabilities(early_exit=(ExitCriterion("gate", 0.5),), shadow_depths=True)
+    capabilities = Capabilities(
+        early_exit=(ExitCriterion("gate", 0.5),), shadow_depths=True, seed_free=True
+    )
     source = plugin_source(
         "fake_toy", "fake_x", "fake_y", capabilities=capabilities, demo_package="fake_demo"
     )
@@ -47,7 +49,7 @@ def test_json_has_every_field_of_a_good_plugin(site: FakeSite) -> None:
             "early_exit": [dataclasses.asdict(ExitCriterion("gate", 0.5))],
             "resumable": True,
             "shadow_depths": True,
-            "seed_free": False,
+            "seed_free": True,
             "non_kv_state": None,
         },
         "demo": "demo:fake_toy",
@@ -98,7 +100,12 @@ def test_the_table_has_one_row_per_plugin_with_the_same_content(site: FakeSite) 
         ["NAME", "STATUS", "MODEL", "TYPES", "CAPABILITIES", "DEMO", "DISTRIBUTION", "CAUSE"]
     )
     assert rows["fake_toy"].split() == [
-        *("fake_toy", "active", "fake_x,fake_y", "early_exit=gate,resumable,shadow_depths"),
+        *(
+            "fake_toy",
+            "active",
+            "fake_x,fake_y",
+            "early_exit=gate,resumable,shadow_depths,seed_free",
+        ),
         *("demo:fake_toy", "fake-good", "1.2", "-"),
     ]
     assert rows["fake_bird"].endswith("SystemExit: no way")
