@@ -22,7 +22,7 @@ from looped_spec.cli.engine_flags import add_adapter_option, read_adapter_option
 from looped_spec.cli.flags import add_flag
 from looped_spec.cli.model_loading import load_model, memory_errors
 from looped_spec.cli.preset_files import check_note
-from looped_spec.errors import check_number
+from looped_spec.errors import ConfigError, check_number
 from looped_spec.offline.settings import SamplingSettings
 from looped_spec.options import EngineOptions
 
@@ -131,6 +131,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _carry_out(args: argparse.Namespace, measurer: Measurer) -> int:
     from looped_spec.offline.build import build_preset
+    from looped_spec.offline.checkout import commit
     from looped_spec.offline.estimates import CellTimes
     from looped_spec.offline.session import Session
     from looped_spec.offline.store import Samples, SampleStore
@@ -148,6 +149,7 @@ def _carry_out(args: argparse.Namespace, measurer: Measurer) -> int:
         "plan": plan.to_json(),
         "command": _command(sys.argv[1:]),
         "note": args.note.strip(),
+        "commit": commit(),
         "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     }
     with (
@@ -165,7 +167,16 @@ def _carry_out(args: argparse.Namespace, measurer: Measurer) -> int:
         )
         try:
             session.run()
-            build_preset(Samples(store.header, store.cells)).write(out)
+            try:
+                preset = build_preset(Samples(store.header, store.cells))
+            except ConfigError as error:
+                if not session.left_out:
+                    raise
+                raise ConfigError(
+                    f"the budget was too short for a preset, {len(session.left_out)} cells did not "
+                    f"fit: {error}"
+                ) from error
+            preset.write(out)
         except BaseException:
             bar.close()
             console.note(

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from looped_spec.control.plan import PLAIN
 from looped_spec.offline.aggregate import Measured, TextKind, aggregate
+from looped_spec.offline.cells import AcceptanceRun, CostBlock
 from looped_spec.offline.plan import SamplingPlan
 from looped_spec.offline.select import choose_config
 from looped_spec.offline.store import Samples, read_samples
@@ -43,7 +42,7 @@ def build_preset(samples: Samples) -> Preset:
             for depth in measured.depths
             if (kind, depth) in measured.acceptance
         ),
-        provenance=_provenance(plan, measured, samples.header),
+        provenance=_provenance(plan, measured, samples),
     )
 
 
@@ -75,24 +74,33 @@ def _acceptance(kind: TextKind, depth: int, measured: Measured) -> AcceptanceEnt
     )
 
 
-def _provenance(
-    plan: SamplingPlan, measured: Measured, header: Mapping[str, Any]
-) -> dict[str, Provenance]:
+def _provenance(plan: SamplingPlan, measured: Measured, samples: Samples) -> dict[str, Provenance]:
+    header = samples.header
+    versions = dict(plan.versions)
+    if header.get("commit") is not None:
+        versions["commit"] = header["commit"]
     common = Provenance(
         kind="measured",
         date=header["started"][:10],
         command=header["command"],
-        versions={name: str(version) for name, version in plan.versions.items()},
+        versions={name: str(version) for name, version in versions.items()},
         device=plan.device_name,
     )
     workloads = {name: WorkloadRecord(**origin) for name, origin in plan.workloads.items()}
     said = [header["note"]] if header["note"] else []
     return {
-        "cost": replace(common, notes="; ".join([*said, *_cost_notes(plan, measured)])),
+        "cost": replace(
+            common,
+            notes="; ".join(
+                [*said, *_cost_notes(plan, measured), *_missing(plan, samples, CostBlock)]
+            ),
+        ),
         "acceptance": replace(
             common,
             workloads=workloads,
-            notes="; ".join([*said, *_acceptance_notes(plan, measured)]),
+            notes="; ".join(
+                [*said, *_acceptance_notes(plan, measured), *_missing(plan, samples, AcceptanceRun)]
+            ),
         ),
         "config": replace(
             common,
@@ -100,6 +108,13 @@ def _provenance(
             notes="; ".join([*said, *_config_notes(plan, measured)]),
         ),
     }
+
+
+def _missing(plan: SamplingPlan, samples: Samples, kind: type) -> list[str]:
+    """Say how much of a kind of cell a budget left out, if any."""
+    cells = [cell for cell in plan.first_cells() if isinstance(cell, kind)]
+    missing = sum(cell.key not in samples.cells for cell in cells)
+    return [f"{missing} of {len(cells)} cells of these were not measured"] if missing else []
 
 
 def _cost_notes(plan: SamplingPlan, measured: Measured) -> list[str]:

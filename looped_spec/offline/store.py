@@ -23,7 +23,7 @@ from looped_spec.errors import ConfigError, LoopedSpecError
 
 SCHEMA_VERSION = 1
 _DIGITS = 7
-_OF_THE_FIRST_RUN = ("started", "command", "note")
+_OF_THE_FIRST_RUN = ("started", "command", "note", "commit")
 """What may be otherwise in a run that goes on with a file; the file keeps what it has."""
 
 
@@ -53,7 +53,7 @@ class SampleStore:
     Args:
         path: made anew, or continued if `resume` is set.
         header: what the samples belong to; a file that is continued must have the same, but for
-            `started`, `command` and `note`.
+            `started`, `command`, `note` and `commit`.
         resume: continue what is there; without it a file that is there is an error.
 
     Raises:

@@ -15,6 +15,7 @@ from tiny_model import write_tiny_model
 
 from looped_spec.cli.main import main
 from looped_spec.offline.build import rebuild
+from looped_spec.offline.checkout import commit
 from looped_spec.offline.store import read_samples
 from looped_spec.presets import Preset
 
@@ -60,6 +61,7 @@ def test_a_preset_is_measured_and_its_samples_give_it_again(
     assert {entry.workload for entry in preset.acceptance} == {"words, temperature 0.9"}
     provenance = preset.provenance["cost"]
     assert provenance.kind == "measured" and (provenance.notes or "").startswith("a note")
+    assert provenance.versions.get("commit") == commit()
     told = dict(preset.cost.fingerprint)
     assert (told["num_threads"], told["graph_backend"]) == ("1", "eager")
     assert told["cpu_linear"] == "auto"
@@ -155,6 +157,19 @@ def test_a_model_that_ends_every_text_at_once_is_one_line(
     assert generate(str(folder), *arguments) == 2
     assert "--ignore-eos if the model ends its texts at once" in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_a_budget_too_short_for_a_preset_is_said_to_be_and_what_it_held_is_gone_on_with(
+    model: str, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "p.json"
+    arguments = ["--workload", f"w={texts}", "--out", str(out)]
+    assert generate(model, *arguments, "--budget", "0") == 2
+    error = capsys.readouterr().err
+    assert "the budget was too short for a preset, 5 cells did not fit" in error
+    assert "--resume goes on from there" in error and not out.exists()
+    assert generate(model, *arguments, "--resume") == 0
+    assert Preset.read(out).config.max_num_seqs == 2
 
 
 def test_ctrl_c_keeps_what_was_measured_and_says_how_to_go_on(

@@ -129,12 +129,16 @@ def test_a_budget_is_kept_and_what_did_not_fit_is_named(tmp_path: Path) -> None:
     assert done.left_out
     held = read_samples(path).cells
     assert not set(held) & set(done.left_out)
+    notes = build_preset(read_samples(path)).provenance["cost"].notes or ""
+    costs = sum(key.startswith("cost") for key in done.left_out)
+    assert costs and f"{costs} of 8 cells of these were not measured" in notes
     # The finalists had their share, though not all repeats were in.
     assert any(key.startswith("confirm") for key in held)
     assert build_preset(read_samples(path)).config.candidates
     rest = Clock()
     then = run(path, timed(rest, plan), plan=plan, clock=rest)
     assert not then.left_out and set(held) < set(read_samples(path).cells)
+    assert "not measured" not in (rebuild(path).provenance["cost"].notes or "")
 
 
 def test_a_budget_of_nothing_measures_nothing_and_says_so(tmp_path: Path) -> None:
