@@ -28,7 +28,9 @@ class BlockAllocator:
         that they occur; block 0 is the trash block on top of them."""
         self.num_blocks = num_blocks
         self._holders = dict(Counter(held))
-        self._free = [block for block in range(num_blocks, 0, -1) if block not in self._holders]
+        # In the order in which they are taken, from the end.
+        blocks = range(num_blocks, 0, -1)
+        self._free = dict.fromkeys([block for block in blocks if block not in self._holders])
         self._idle: OrderedDict[int, None] = OrderedDict()  # free, with contents; oldest first
         self._by_hash: dict[bytes, int] = {}
         self._hashes: dict[int, bytes] = {}
@@ -43,15 +45,24 @@ class BlockAllocator:
         """How many blocks can be found by a hash."""
         return len(self._hashes)
 
-    def allocate(self, count: int) -> list[int] | None:
-        """Take `count` blocks to write to, or None (and take nothing) if there are not that
-        many."""
+    def allocate(self, count: int, near: int = 0) -> list[int] | None:
+        """Take `count` blocks to write to, or None (and take nothing) if there are not that many.
+
+        Those from `near` on are taken if they are free, so that a text lies in one piece where it
+        can.
+        """
         if count > self.num_free:
             return None
         free = self._free
-        while len(free) < count:
-            free.insert(0, self._evict())
-        taken = [free.pop() for _ in range(count)]
+        taken: list[int] = []
+        for _ in range(count):
+            block = near
+            if near in free:
+                del free[near]
+            else:
+                block = free.popitem()[0] if free else self._evict()
+            taken.append(block)
+            near = block + 1
         self._holders.update(dict.fromkeys(taken, 1))
         return taken
 
@@ -66,7 +77,7 @@ class BlockAllocator:
             if block in self._hashes:
                 self._idle[block] = None
             else:
-                self._free.append(block)
+                self._free[block] = None
 
     def find(self, hashes: Iterable[bytes]) -> list[int]:
         """Return the blocks published under `hashes`, up to the first that is not."""
@@ -78,11 +89,13 @@ class BlockAllocator:
             found.append(block)
         return found
 
-    def claim(self, shared: Sequence[int], count: int, spare: int = 0) -> list[int] | None:
-        """Take published blocks, whoever else holds them, and `count` others to write to; None (and
-        take nothing) unless that leaves `spare` free."""
+    def claim(
+        self, shared: Sequence[int], count: int, spare: int = 0, near: int = 0
+    ) -> list[int] | None:
+        """Take published blocks, whoever else holds them, and `count` others to write to, from
+        `near` on if they are free; None (and take nothing) unless that leaves `spare` free."""
         if not shared:
-            return self.allocate(count) if count + spare <= self.num_free else None
+            return self.allocate(count, near) if count + spare <= self.num_free else None
         idle = sum(block in self._idle for block in shared)
         if count + spare > self.num_free - idle:
             return None
@@ -91,7 +104,7 @@ class BlockAllocator:
             self._holders[block] = self._holders.get(block, 0) + 1
         others = None
         try:
-            others = self.allocate(count)
+            others = self.allocate(count, shared[-1] + 1)
         finally:
             if others is None:
                 self.free(shared)
@@ -104,7 +117,7 @@ class BlockAllocator:
 
     def forget(self) -> None:
         """Let no block be found any more."""
-        self._free += self._idle
+        self._free.update(self._idle)
         self._idle.clear()
         self._by_hash.clear()
         self._hashes.clear()

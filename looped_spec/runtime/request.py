@@ -76,6 +76,7 @@ class Request:
         self.status = Status.WAITING
         self.num_computed = 0
         self.blocks: list[int] = []
+        self.is_one_piece = False  # each of its blocks lies behind the one before it
         self.capacity = 0  # tokens that the blocks hold; nothing behind them may be committed
         self.row = -1
         self.num_table_blocks = 0

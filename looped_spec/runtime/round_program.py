@@ -10,7 +10,7 @@ from torch import Tensor
 
 from looped_spec.adapter import ModelAdapter
 from looped_spec.control.plan import Candidate
-from looped_spec.runtime.attention import AttentionBackend, PagedContext, PagedRows
+from looped_spec.runtime.attention import AttentionBackend, PagedContext, PagedRows, Span
 from looped_spec.runtime.kv_cache import KVPool, blocks_for
 from looped_spec.runtime.logprobs import OnTargets
 from looped_spec.runtime.round import speculative_round
@@ -84,6 +84,7 @@ class RoundProgram:
         shadow_depths: Sequence[int] = (),
         *,
         width: int | None = None,
+        spans: Sequence[Span] = (),
         has_padding: bool,
         on_targets: OnTargets | None = None,
     ) -> Tensor:
@@ -91,13 +92,13 @@ class RoundProgram:
 
         Returns [B, K + 2 + S] int64, all that the host needs: the target's tokens, the accepted
         drafts, and for each shadow depth the leading rows that agree (see `RoundOutput`); zeros in
-        rows of padding. `on_targets` is for rounds that are not captured.
+        rows of padding. `spans` and `on_targets` are for rounds that are not captured.
         """
         if has_padding:
             rows = self.state.static_rows(shape.batch_size, width)
         else:
             rows = self.state.rows(shape.batch_size, width)
-        paged = PagedRows(rows.tables, rows.limits, rows.sampling.seeds)
+        paged = PagedRows(rows.tables, rows.limits, rows.sampling.seeds, spans)
 
         def context(where: Tensor, loops: int) -> PagedContext:
             return PagedContext(self.pool, self.backend, paged, where, loops)

@@ -245,10 +245,13 @@ class Scheduler:
                     kept_free += room
                     continue
                 spare = room - wanted + kept_free
-                blocks = self.allocator.claim(found, wanted - len(found), spare)
+                # Each row has a part of the cache where its request grows in one piece.
+                home = 1 + self._free_rows[-1] * (self.allocator.num_blocks // self._num_rows)
+                blocks = self.allocator.claim(found, wanted - len(found), spare, home)
                 if blocks is None:
                     return
                 request.blocks, request.capacity = blocks, len(blocks) * self.block_size
+                request.is_one_piece = _is_one_piece(blocks)
                 self._start_from_prefix(request, len(found))
                 self.waiting.popleft()
                 request.row = self._free_rows.pop()
@@ -314,9 +317,11 @@ class Scheduler:
         """Give `request` blocks for `num_tokens` tokens; False if there are too few."""
         missing = blocks_for(num_tokens, self.block_size) - len(request.blocks)
         if missing > 0:
-            blocks = self.allocator.allocate(missing)
+            last = request.blocks[-1]
+            blocks = self.allocator.allocate(missing, last + 1)
             if blocks is None:
                 return False
+            request.is_one_piece &= _is_one_piece([last, *blocks])
             request.blocks += blocks
         request.capacity = len(request.blocks) * self.block_size
         return True
@@ -362,3 +367,8 @@ class Scheduler:
         request.num_table_blocks = 0
         self._free_rows.append(request.row)
         request.row = -1
+
+
+def _is_one_piece(blocks: Sequence[int]) -> bool:
+    """Whether each block lies behind the one before it."""
+    return blocks == list(range(blocks[0], blocks[0] + len(blocks)))

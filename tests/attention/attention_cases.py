@@ -13,6 +13,7 @@ from looped_spec.runtime.attention import (
     AttentionNeeds,
     PagedContext,
     PagedRows,
+    Span,
 )
 from looped_spec.runtime.attention.select import BACKENDS
 from looped_spec.runtime.kv_cache import TRASH_BLOCK, KVPool, blocks_for
@@ -58,9 +59,12 @@ class Case:
         seed: int = 0,
         *,
         start: int | None = None,
+        knows_spans: bool = False,
+        one_piece: bool = False,
     ) -> None:
         """`start` is the first position of the first request, else random; rows may then stand
-        behind its last block."""
+        behind its last block. With `knows_spans` the host knows where requests stand, with
+        `one_piece` each lies in blocks that follow each other."""
         dice = torch.Generator().manual_seed(seed)
         width = blocks_for(shape.num_keys, shape.block_size)
         num_blocks = shape.requests * width
@@ -75,10 +79,14 @@ class Case:
         forbidden = num_blocks + 1  # beside the tables, not in them
         tables = torch.full((shape.requests, width + 2), forbidden)
         blocks = torch.randperm(num_blocks, generator=dice).view(-1, width) + 1
+        if one_piece:
+            blocks = torch.arange(1, num_blocks + 1).view(-1, width)
+        capacities = []
         for table, own, last in zip(tables, blocks, positions[:, -1].tolist(), strict=True):
             used = min(blocks_for(last + 1, shape.block_size), width)
             table[:width] = TRASH_BLOCK
             table[:used] = own[:used]
+            capacities.append(used * shape.block_size)
         size = (num_blocks + 2, shape.block_size, shape.kv_heads, shape.head_dim)
         pages = [torch.randn(size, generator=dice) for _ in range(2)]
         for page in pages:
@@ -90,7 +98,18 @@ class Case:
         self.positions = positions.to(device)
         limits = torch.full((shape.requests,), room)
         seeds = torch.zeros(shape.requests, dtype=torch.int64)
-        self.rows = PagedRows(tables.to(device)[:, :width], limits.to(device), seeds.to(device))
+        spans = [
+            Span(position, capacity, own if one_piece else None)
+            for position, capacity, own in zip(
+                starts.tolist(), capacities, blocks[:, 0].tolist(), strict=True
+            )
+        ]
+        self.rows = PagedRows(
+            tables.to(device)[:, :width],
+            limits.to(device),
+            seeds.to(device),
+            spans if knows_spans else (),
+        )
         self.inside = positions < room
 
     def attend(self, backend: AttentionBackend, scale: float | None = None) -> Tensor:

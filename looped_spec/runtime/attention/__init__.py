@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from looped_spec.runtime.attention.backend import AttentionBackend, AttentionNeeds, PagedRows
+from looped_spec.runtime.attention.backend import (
+    AttentionBackend,
+    AttentionNeeds,
+    PagedRows,
+    Span,
+)
 from looped_spec.runtime.attention.context import PagedContext
 from looped_spec.runtime.attention.sdpa import SdpaBackend
 from looped_spec.runtime.attention.select import AttentionChoice, choose_attention
@@ -14,5 +19,6 @@ __all__ = [
     "PagedContext",
     "PagedRows",
     "SdpaBackend",
+    "Span",
     "choose_attention",
 ]

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,6 +13,20 @@ from torch import Tensor
 from looped_spec.adapter import KVPlane
 from looped_spec.options import EngineOptions
 from looped_spec.runtime.kv_cache import KVPool
+
+
+class Span(NamedTuple):
+    """Where the host knows a request to stand.
+
+    Attributes:
+        position: of its first row.
+        capacity: tokens that its blocks hold.
+        block: its first block where all of them follow each other, else None.
+    """
+
+    position: int
+    capacity: int
+    block: int | None
 
 
 @dataclass(frozen=True)
@@ -24,11 +38,14 @@ class PagedRows:
             trash block.
         limits: [B] int64, positions from here on write to the trash block.
         seeds: [B] int64, the requests' seeds.
+        spans: what the host knows of each request; empty where it does not, as in a round that is
+            captured.
     """
 
     block_tables: Tensor
     limits: Tensor
     seeds: Tensor
+    spans: Sequence[Span] = ()
 
 
 @dataclass(frozen=True)
@@ -82,6 +99,8 @@ class AttentionBackend(ABC):
     """Tokens per block where the user asks for no size."""
     cost_follows_width: ClassVar[bool] = False
     """Whether time grows with the width of the block tables, not with the live lengths alone."""
+    wants_spans: ClassVar[bool] = False
+    """Whether it makes use of `PagedRows.spans`."""
 
     @classmethod
     @abstractmethod

@@ -9,15 +9,21 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from looped_spec.runtime.attention.backend import AttentionBackend, AttentionNeeds, PagedRows
+from looped_spec.runtime.attention.pieces import Pieces
 from looped_spec.runtime.kv_cache import KVPool
 
 
 class SdpaBackend(AttentionBackend):
-    """For any device, dtype, size of head and of block; its cost follows the width of the block
-    tables, not the live lengths."""
+    """For any device, dtype, size of head and of block.
+
+    On the CPU it reads long contexts where they lie, request by request, as far as they are long
+    (`Pieces`). Elsewhere, and where the host does not know how long they are, it gathers all that
+    the tables are wide.
+    """
 
     name = "sdpa"
     cost_follows_width = True
+    wants_spans = True
 
     @classmethod
     def unsupported_reason(cls, needs: AttentionNeeds) -> str | None:
@@ -29,22 +35,33 @@ class SdpaBackend(AttentionBackend):
         """Return the backend; it has nothing to split."""
         return cls()
 
-    def prepare(self, positions: Tensor, rows: PagedRows, pool: KVPool) -> tuple[Tensor, Tensor]:
-        """Return the flat table [B * W] and the additive mask [B, 1, T, W * block_size] (0 or
-        -inf)."""
+    def prepare(
+        self, positions: Tensor, rows: PagedRows, pool: KVPool
+    ) -> Pieces | tuple[Tensor, Tensor]:
+        """Return pieces, or the flat table [B * W] and the additive mask [B, 1, T, W * block_size]
+        (0 or -inf)."""
+        if rows.spans and positions.device.type == "cpu":
+            k_pages = pool.planes[0][0]
+            bytes_per_token = 2 * k_pages[0, 0].nbytes
+            if Pieces.pay(rows.spans, bytes_per_token):
+                return Pieces.of(rows.spans, rows.block_tables, positions.shape[1], pool.dtype)
         width = rows.block_tables.shape[1] * pool.block_size
         key_positions = torch.arange(width, device=positions.device)
         hidden = key_positions > positions[:, None, :, None]
         mask = torch.zeros(hidden.shape, dtype=pool.dtype, device=positions.device)
         return rows.block_tables.reshape(-1), mask.masked_fill_(hidden, -torch.inf)
 
-    def column(self, prepared: Any, index: int) -> tuple[Tensor, Tensor]:
+    def column(self, prepared: Any, index: int) -> Pieces | tuple[Tensor, Tensor]:
         """Keep the table and one row of the mask."""
+        if isinstance(prepared, Pieces):
+            return prepared.column(index)
         table, mask = prepared
         return table, mask[:, :, index : index + 1]
 
-    def select(self, prepared: Any, requests: Tensor) -> tuple[Tensor, Tensor]:
+    def select(self, prepared: Any, requests: Tensor) -> Pieces | tuple[Tensor, Tensor]:
         """Keep the tables and masks of some requests."""
+        if isinstance(prepared, Pieces):
+            return prepared.select(requests.tolist())
         table, mask = prepared
         return table.view(mask.shape[0], -1)[requests].reshape(-1), mask[requests]
 
@@ -53,6 +70,8 @@ class SdpaBackend(AttentionBackend):
     ) -> Tensor:
         """Gather, then scaled-dot-product attention with a mask; grouped queries where heads
         differ."""
+        if isinstance(prepared, Pieces):
+            return prepared.attend(q, k_pages, v_pages, scale)
         table, mask = prepared
         batch, _, heads, head_dim = q.shape
         kv_heads = k_pages.shape[2]

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from tqdm.auto import tqdm
 
+from looped_spec.runtime.attention import Span
 from looped_spec.runtime.graphs.backends import GraphBackend, Replay
 from looped_spec.runtime.graphs.shapes import largest_first, pad
 from looped_spec.runtime.logprobs import OnTargets
@@ -129,6 +130,7 @@ class GraphRunner:
         shadow_depths: Sequence[int] = (),
         num_positions: int = 0,
         on_targets: OnTargets | None = None,
+        spans: Sequence[Span] = (),
     ) -> Tensor:
         """Run a round of the batch that `program.state` holds; see `RoundProgram.__call__`.
 
@@ -149,7 +151,12 @@ class GraphRunner:
             self.stats.eager_rounds[more or "not captured"] += 1
         width = self.program.width_for(num_positions) if num_positions else None
         return self.program(
-            shape, shadow_depths, width=width, has_padding=False, on_targets=on_targets
+            shape,
+            shadow_depths,
+            width=width,
+            spans=spans,
+            has_padding=False,
+            on_targets=on_targets,
         )
 
     @torch.inference_mode()
