@@ -104,11 +104,12 @@ class Preset:
         return preset_file_name(self.model, self.device_name, self.dtype)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the preset as a JSON document."""
+        """Return the preset as a JSON document; settings of the configuration that have their
+        defaults are left out of it, so that they follow the defaults of later versions."""
         document: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
         return document | {
             "schema_version": SCHEMA_VERSION,
-            "config": self.config.to_json(),
+            "config": _config_document(self.config),
             "cost": self.cost.to_json(),
             "acceptance": [entry.to_json() for entry in self.acceptance],
             "provenance": {part: self.provenance[part].to_json() for part in PARTS},
@@ -147,6 +148,16 @@ class Preset:
             return cls.from_json(document)
         except ConfigError as error:
             raise ConfigError(f"preset '{path}': {error}") from error
+
+
+def _config_document(config: AdaptiveSpecConfig) -> dict[str, Any]:
+    usual = AdaptiveSpecConfig(config.full_loops, config.buckets).to_json()
+    document = config.to_json()
+    goodput, defaults = document["goodput"], usual["goodput"]
+    document["goodput"] = {k: v for k, v in goodput.items() if v != defaults[k]}
+    usual["goodput"] = {}
+    always = ("schema_version", "full_loops", "buckets", "policy")
+    return {k: v for k, v in document.items() if k in always or v != usual[k]}
 
 
 def preset_file_name(model: str, device_name: str, dtype: str) -> str:

@@ -1,6 +1,7 @@
 """A preset is a JSON document: written whole, read back equal, refused where anything is amiss."""
 
 import copy
+import dataclasses
 import json
 import os
 import re
@@ -14,6 +15,7 @@ from preset_example import make_preset
 
 from looped_spec.control.config import AdaptiveSpecConfig
 from looped_spec.control.cost import CostTable
+from looped_spec.control.goodput_settings import GoodputSettings
 from looped_spec.control.plan import PLAIN, Candidate
 from looped_spec.errors import ConfigError, LoopedSpecError
 from looped_spec.presets import AcceptanceEntry, Preset, Provenance, WorkloadRecord
@@ -246,7 +248,7 @@ def test_the_file_says_what_it_is_and_has_sorted_keys(preset: Preset, tmp_path: 
     document = json.loads((tmp_path / "preset.json").read_text())
     assert list(document) == sorted(document)
     assert document["schema_version"] == 1
-    assert document["config"]["cost"] is None
+    assert "cost" not in document["config"]  # the preset has its own
 
 
 def test_files_are_named_as_vllm_names_tuned_configurations() -> None:
@@ -287,3 +289,19 @@ def test_expected_tokens_follow_from_the_conditional_chances() -> None:
     assert entry.tokens(2) == pytest.approx(1 + 0.8 + 0.8 * 0.5)
     assert entry.tokens(3) == pytest.approx(1 + 0.8 + 0.8 * 0.5 + 0.8 * 0.25)
     assert AcceptanceEntry("maths", None, 1, (0,), (0,)).tokens(3) == 1.0
+
+
+def test_settings_that_have_their_defaults_are_not_written_and_follow_them() -> None:
+    config = dataclasses.replace(
+        make_preset().config,
+        goodput=GoodputSettings(base_acceptance=0.123),
+        shadow_cost_ratio=0.3,
+    )
+    preset = make_preset(config=config)
+    written = preset.to_json()["config"]
+    always = ("schema_version", "full_loops", "buckets", "policy")
+    assert set(written) == {*always, "goodput", "shadow_cost_ratio"}
+    assert written["goodput"] == {"base_acceptance": 0.123}
+    assert Preset.from_json(preset.to_json()) == preset
+    # A file with all of them is read as well.
+    assert Preset.from_json(preset.to_json() | {"config": config.to_json()}) == preset
