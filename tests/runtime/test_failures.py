@@ -164,9 +164,9 @@ def test_an_allocator_that_fails_sometimes_only_delays(
     allocate = allocator.allocate
     calls = itertools.count()
 
-    def sometimes(count: int) -> list[int] | None:
+    def sometimes(count: int, near: int = 0) -> list[int] | None:
         if next(calls) % 2:
-            return allocate(count)
+            return allocate(count, near)
         if fail == "raise":
             raise BrokenError
         return None
