@@ -24,6 +24,7 @@ from looped_spec.layers.packed import (
     use_transposed,
 )
 from looped_spec.options import CPU_LINEARS
+from looped_spec.runtime.freed_memory import return_freed_memory
 
 logger = logging.getLogger(__name__)
 
@@ -119,6 +120,8 @@ def arrange_linears(module: nn.Module, way: str = AUTO) -> LinearReport:
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         ways = Counter(pool.map(arrange, layers.items()))
     after = sum(_num_bytes(layer) for layer in layers.values())
+    if set(ways) - {PLAIN} or scores:
+        return_freed_memory()  # else the originals, and what was measured, would stay
     report = LinearReport(ways, before, after, time.perf_counter() - start, scores)
     if layers:
         logger.info(

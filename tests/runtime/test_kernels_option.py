@@ -26,7 +26,7 @@ def kernels() -> Kernels:
 def texts(model: str, **options: object) -> list[list[int]]:
     llm = LLM(model, dtype="float32", max_model_len=64, num_threads=1, **options)  # type: ignore[arg-type]
     params = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
-    return [output.token_ids for output in llm.generate(PROMPTS, params)]
+    return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, params)]
 
 
 @pytest.mark.parametrize("model", ["demo:ouro", "demo:huginn", "demo:nanbeige"])
@@ -63,9 +63,10 @@ def test_attention_that_is_named_stays(caplog: pytest.LogCaptureFixture) -> None
 def test_where_they_cannot_serve_native_is_refused_and_auto_is_torch(
     options: dict[str, str], reason: str
 ) -> None:
+    small = {"max_model_len": 32, "max_num_seqs": 1, "num_speculative_tokens": 0, **options}
     with pytest.raises(UnsupportedError, match=f"cpu_kernels='native' cannot.*{reason}"):
-        LLM("demo:ouro", cpu_kernels="native", max_model_len=32, **options)
-    llm = LLM("demo:ouro", cpu_kernels="auto", max_model_len=32, **options)
+        LLM("demo:ouro", cpu_kernels="native", **small)
+    llm = LLM("demo:ouro", cpu_kernels="auto", **small)
     assert not isinstance(llm.engine.runner.backend, NativeBackend)
 
 
