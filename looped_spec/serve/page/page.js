@@ -10,6 +10,7 @@ const NARROW = 420;
 
 let key = sessionStorage.getItem("key") || "";
 let timer = 0;
+let replica = ""; // behind a shared address: the one that answered first, until it is gone
 
 const byId = (id) => document.getElementById(id);
 
@@ -306,7 +307,8 @@ function show(info, history) {
     return;
   }
   const place = `${info.model.device}, ${info.model.dtype}, ${info.model.full_loops} loops`;
-  state(`${info.stage} - ${place} - up ${number(info.uptime_seconds / 60, 0)} min`, info.stage !== "ready");
+  const which = info.replica ? ` - replica ${info.replica}` : "";
+  state(`${info.stage} - ${place}${which} - up ${number(info.uptime_seconds / 60, 0)} min`, info.stage !== "ready");
   byId("content").hidden = false;
   const now = recent(history.points, 5);
   const [text, isOff] = sentence(info, now);
@@ -327,13 +329,20 @@ async function ask(path) {
   const headers = key ? { Authorization: `Bearer ${key}` } : {};
   const answer = await fetch(path, { headers, cache: "no-store" });
   if (answer.status === 401) throw new Error("key");
+  if (answer.status === 404) replica = "";
   if (!answer.ok) throw new Error(`status ${answer.status}`);
   return answer.json();
 }
 
+function query() {
+  return replica ? `?replica=${encodeURIComponent(replica)}` : "";
+}
+
 async function poll() {
   try {
-    const [info, history] = await Promise.all([ask("server_info"), ask("server_info/history")]);
+    const info = await ask(`server_info${query()}`);
+    replica = info.replica || "";
+    const history = await ask(`server_info/history${query()}`);
     byId("key").hidden = true;
     show(info, history);
   } catch (error) {
