@@ -160,9 +160,12 @@ class _asking:
 
 
 def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-    while (line := response.readline().strip()) != b"data: [DONE]":
-        if line:
+    while line := response.readline():
+        if line == b"data: [DONE]\n":
+            return
+        if line.strip():
             yield json.loads(line.removeprefix(b"data: "))
+    raise ConnectionError("the stream broke off")
 
 
 class ServerProcess:
