@@ -64,7 +64,7 @@ class PresetChoice:
             kind = self.preset.provenance["cost"].kind
             how = "measured for this device" if kind == "measured" else f"its costs are {kind}"
             if kind == "measured" and self.match.unknown:
-                how += f", it does not say with which {' and '.join(self.match.unknown)}"
+                how += f", it does not say with which {', '.join(self.match.unknown)}"
             text = f"preset {self.file}: {how}"
         else:
             why = "; ".join(self.match.differences.values())

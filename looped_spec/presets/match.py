@@ -8,18 +8,10 @@ from typing import Any
 
 from looped_spec.presets.preset import Preset
 
-TOLD_APART_BY = (
-    "device_name",
-    "dtype",
-    "num_threads",
-    "cpu_linear",
-    "cpu_kernels",
-    "graph_backend",
-    "revision",
-)
+_OF_EXECUTION = ("num_threads", "cpu_linear", "cpu_kernels", "graph_backend")
+TOLD_APART_BY = ("device_name", "dtype", *_OF_EXECUTION, "revision")
 """Fields that may differ, the gravest first; others must not, or the preset is of no use."""
 
-_OF_EXECUTION = ("num_threads", "cpu_linear", "cpu_kernels", "graph_backend")
 _OF_COST = ("device_name", "dtype", *_OF_EXECUTION)
 _OF_ACCEPTANCE = ("dtype", "revision")
 
@@ -39,7 +31,7 @@ class RunIdentity:
         adapter_defaults: what its options are where nobody gives them.
         num_threads: CPU threads of the run; None on a GPU.
         cpu_linear: how linear layers keep their weights; None on a GPU.
-        cpu_kernels: "native" or "auto" where not PyTorch alone computes on the CPU; else None.
+        cpu_kernels: what computes the small operations; None on a GPU.
         graph_backend: how rounds are captured, "eager" for not at all; None is not compared.
     """
 

@@ -38,7 +38,7 @@ def run_identity(
         adapter_defaults=defaults,
         num_threads=planned_threads(options.num_threads, adapter, device),
         cpu_linear=linear_layout(options) if is_cpu else None,
-        cpu_kernels=options.cpu_kernels if is_cpu and options.cpu_kernels != "torch" else None,
+        cpu_kernels=options.cpu_kernels if is_cpu else None,
         graph_backend=graph_mode(options, device),
     )
 

@@ -64,7 +64,7 @@ def test_a_preset_is_measured_and_its_samples_give_it_again(
     assert provenance.versions.get("commit") == commit()
     told = dict(preset.cost.fingerprint)
     assert (told["num_threads"], told["graph_backend"]) == ("1", "eager")
-    assert told["cpu_linear"] == "auto"
+    assert (told["cpu_linear"], told["cpu_kernels"]) == ("auto", "torch")
     assert str(tmp_path) not in out.read_text()
     samples = tmp_path / "samples" / "p.jsonl"
     assert str(tmp_path) not in samples.read_text()

@@ -108,7 +108,12 @@ def test_where_the_times_are_of_something_else_a_run_starts_plainly_and_says_so(
         assert name in choice.line
 
 
-HERE = {"num_threads": 1, "cpu_linear": "auto", "graph_backend": "eager"}
+HERE = {
+    "num_threads": 1,
+    "cpu_linear": "auto",
+    "cpu_kernels": "torch",
+    "graph_backend": "eager",
+}
 
 
 @pytest.mark.parametrize("name", HERE)

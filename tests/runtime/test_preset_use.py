@@ -110,7 +110,13 @@ def test_costs_of_another_device_are_a_prior(made: Preset, directory: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "option", [{"cpu_linear": "plain"}, {"num_threads": 2}, {"graph_backend": "traced"}]
+    "option",
+    [
+        {"cpu_linear": "plain"},
+        {"cpu_kernels": "auto"},
+        {"num_threads": 2},
+        {"graph_backend": "traced"},
+    ],
 )
 def test_costs_of_rounds_that_are_run_otherwise_are_a_prior(
     made: Preset, directory: Path, option: dict[str, Any]
