@@ -14,6 +14,7 @@ from pathlib import Path
 # What needs more than the packages' own requirements, and what it may miss.
 OPTIONAL = {
     "looped_spec.demos": {"tokenizers"},
+    "looped_spec.layers.fused.triton_kernels": {"triton"},
     "looped_spec.runtime.attention.triton_kernel": {"triton"},
     "looped_spec.serve.replica": {"ray"},
     "looped_spec.serve": {"fastapi", "starlette", "pydantic", "uvicorn", "prometheus_client"},

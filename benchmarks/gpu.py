@@ -33,6 +33,7 @@ from gpu_sections import (
     check_exact,
     compare_attention,
     compare_eager,
+    compare_fused,
     describe,
     measure_costs,
     measure_divergence,
@@ -55,6 +56,7 @@ LIMITS = {
     "load": 40,
     "plain": 25,
     "eager": 25,
+    "fused": 20,
     "costs": 100,
     "width": 15,
     "forced": 40,
@@ -199,6 +201,7 @@ def run(plan: Plan, report: Report) -> bool:
     for name, work in (
         ("plain", lambda found: measure_plain(bench, machine, found)),
         ("eager", lambda found: compare_eager(bench, found)),
+        ("fused", lambda found: compare_fused(bench, found)),
         ("costs", costs),
         ("forced", forced),
         ("width", lambda found: measure_width(bench, found)),
@@ -232,6 +235,9 @@ def table_of(sections: dict[str, Any], *, is_dry: bool) -> str:
     for row in sections.get("eager", {}).get("rows", ()):
         name = f"eager / captured, B={row['batch_size']} K={row['num_speculative_tokens']}"
         rows.append(line(name, row["eager_by_graph"], 1.0))
+    for row in sections.get("fused", {}).get("rows", ()):
+        name = f"plain / fused, B={row['batch_size']} K={row['num_speculative_tokens']}"
+        rows.append((name, f"{row['plain_by_fused']:.3f}", "-", "-"))
     for row in sections.get("forced", {}).get("rows", ()):
         mode = "async" if row["async_scheduling"] else "sync"
         name = (

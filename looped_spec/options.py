@@ -21,6 +21,7 @@ from looped_spec.errors import (
 )
 
 CPU_LINEARS = ("auto", "plain", "transposed", "onednn", "exact_fp16")
+FUSED = ("auto", "on", "off")
 GRAPH_BACKENDS = ("auto", "cuda", "traced", "eager")
 CPU_KERNELS = ("torch", "native", "auto")
 
@@ -135,6 +136,11 @@ class EngineOptions:
         "native (kernels of our own, compiled once by this machine's C compiler), or auto: native "
         "where that works",
     )
+    fused: str = _option(
+        "auto",
+        "small kernels in Triton for norms, rotations, activations and cache writes on CUDA: on, "
+        "off, or auto: off, until it is measured where they pay",
+    )
     enforce_eager: bool = _option(
         False, "run every round as it comes instead of capturing rounds once per shape"
     )
@@ -190,6 +196,7 @@ class EngineOptions:
             ("attention_backend", ATTENTION_BACKENDS),
             ("cpu_linear", CPU_LINEARS),
             ("cpu_kernels", CPU_KERNELS),
+            ("fused", FUSED),
             ("graph_backend", GRAPH_BACKENDS),
         ):
             value, names = getattr(self, name), [word for word in known if word]

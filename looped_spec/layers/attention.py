@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from looped_spec.adapter import StageContext
+from looped_spec.layers.kernels import LayerKernels
 from looped_spec.layers.merged import MergedLinear
-from looped_spec.layers.native import Kernels, serves
 from looped_spec.layers.rotary import apply_rotary
 
 
@@ -28,7 +28,7 @@ class RotaryAttention(nn.Module):
             hidden_size, {"q_proj": num_heads * head_dim, "k_proj": kv_rows, "v_proj": kv_rows}
         )
         self.o_proj = nn.Linear(num_heads * head_dim, hidden_size, bias=False)
-        self.kernels: Kernels | None = None
+        self.kernels: LayerKernels | None = None
 
     def forward(
         self, x: Tensor, rotary: tuple[Tensor, Tensor], plane: int, ctx: StageContext
@@ -38,7 +38,7 @@ class RotaryAttention(nn.Module):
         qkv: Tensor = self.qkv_proj(x).view(batch, rows, -1, self.head_dim)
         heads, kv_heads = self.num_heads, self.num_kv_heads
         # Queries and keys are neighbours in the merged projection, so one rotation serves both.
-        if self.kernels is not None and serves(qkv):
+        if self.kernels is not None and self.kernels.serves(qkv):
             self.kernels.rotate_(qkv, heads + kv_heads, *rotary)
             q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=2)
         else:

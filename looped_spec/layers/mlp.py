@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from looped_spec.layers.kernels import LayerKernels
 from looped_spec.layers.merged import MergedLinear
-from looped_spec.layers.native import Kernels, serves
 
 
 class SwiGLU(nn.Module):
@@ -18,12 +18,12 @@ class SwiGLU(nn.Module):
             hidden_size, {"gate_proj": intermediate_size, "up_proj": intermediate_size}
         )
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
-        self.kernels: Kernels | None = None
+        self.kernels: LayerKernels | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [..., hidden] for `x` of that shape, any float dtype."""
         gate_up: Tensor = self.gate_up_proj(x)
-        if self.kernels is not None and serves(gate_up):
+        if self.kernels is not None and self.kernels.serves(gate_up):
             inner = self.kernels.silu_mul(gate_up)
         else:
             gate, up = gate_up.chunk(2, dim=-1)

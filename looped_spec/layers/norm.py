@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from looped_spec.layers.native import Kernels, serves
+from looped_spec.layers.kernels import LayerKernels
 
 
 class RMSNorm(nn.Module):
@@ -19,13 +19,13 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
-        self.kernels: Kernels | None = None
+        self.kernels: LayerKernels | None = None
         # On the CPU also while a model is built on the meta device: they are no weights.
         self._root_of_size = torch.tensor(math.sqrt(size), device="cpu")
         self._root_of_eps = torch.tensor(math.sqrt(size * eps), device="cpu")
 
     def forward(self, x: Tensor) -> Tensor:  # [..., size] any float dtype
-        if self.kernels is not None and serves(x):
+        if self.kernels is not None and self.kernels.serves(x):
             return self.kernels.rms_norm(x, self.weight, self.eps)
         if x.dtype != torch.float32:
             normed = F.rms_norm(x.float(), self.weight.shape, None, self.eps)
@@ -36,8 +36,9 @@ class RMSNorm(nn.Module):
 
     def added(self, residual: Tensor, x: Tensor) -> Tensor:
         """Return residual + norm(x), both of the shape [..., size]."""
-        if self.kernels is not None and serves(x) and serves(residual):
-            return self.kernels.add_rms_norm(residual, x, self.weight, self.eps)
+        kernels = self.kernels
+        if kernels is not None and kernels.serves(x) and kernels.serves(residual):
+            return kernels.add_rms_norm(residual, x, self.weight, self.eps)
         normed: Tensor = self(x)
         return residual + normed
 

@@ -30,6 +30,7 @@ from looped_spec.runtime.assembly import engine_stats, make_engine
 from looped_spec.runtime.attention import AttentionChoice, AttentionNeeds, choose_attention
 from looped_spec.runtime.checked_prompts import CheckedPrompt, check_prompts, no_tokenizer
 from looped_spec.runtime.cost_estimate import with_estimated_cost
+from looped_spec.runtime.fused import choose_fused
 from looped_spec.runtime.graphs import linear_layout, padded_sizes, reachable_shapes
 from looped_spec.runtime.identity import run_identity
 from looped_spec.runtime.kernels import choose_kernels
@@ -88,8 +89,11 @@ class LLM:
             plan = plan_run(opts, adapter, find)
             needs = AttentionNeeds.of(opts, adapter.kv_planes(plan.full_loops), device, dtype)
             kernels = choose_kernels(opts, device, dtype)
-            use_kernels(adapter.module, kernels)
-            plans.append((plan, choose_attention(opts.attention_backend, needs, kernels)))
+            fused = choose_fused(opts, device)
+            use_kernels(adapter.module, fused or kernels)
+            choice = choose_attention(opts.attention_backend, needs, kernels)
+            choice.backend.fused = fused
+            plans.append((plan, choice))
             check_linears(opts.cpu_linear, device)
 
         self.loaded = load_adapter(

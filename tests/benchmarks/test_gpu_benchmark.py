@@ -21,6 +21,7 @@ SECTIONS = {
     "load",
     "plain",
     "eager",
+    "fused",
     "costs",
     "forced",
     "width",
@@ -57,6 +58,7 @@ def test_a_dry_run_goes_through_every_section(
     found = [r["drafting"]["tokens_per_request_round"] for r in rows if r["batch_size"] == 3]
     assert all(1.2 < tokens <= 3 for tokens in found)
     assert sections["attention"]["backends"]["flash_attn"]["refused"]
+    assert sections["fused"]["refused"]
     out = capsys.readouterr().out
     assert "| captured = eager, bit for bit | 18/18 | all | yes |" in out
     assert "speed-up" in out and str(tmp_path) not in path.read_text()

@@ -61,6 +61,10 @@ class Kernels:
     def __deepcopy__(self, _: Any) -> Kernels:
         return self
 
+    def serves(self, x: Tensor) -> bool:
+        """See the function of this name."""
+        return serves(x)
+
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Return x / sqrt(mean(x ** 2) + eps) * weight over the last axis; x is contiguous."""
         out, size = torch.empty_like(x), x.shape[-1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -46,6 +46,17 @@ class PagedRows:
     limits: Tensor
     seeds: Tensor
     spans: Sequence[Span] = ()
+
+
+class PageWriter(Protocol):
+    """Writes rows of keys and values to pages."""
+
+    def write_pages(
+        self, k_pages: Tensor, v_pages: Tensor, slots: Tensor, k: Tensor, v: Tensor
+    ) -> None:
+        """Write k and v ([B, T, kv_heads, head_dim], a row contiguous) to flat slots ([B, T]
+        int64)."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -101,6 +112,8 @@ class AttentionBackend(ABC):
     """Whether time grows with the width of the block tables, not with the live lengths alone."""
     wants_spans: ClassVar[bool] = False
     """Whether it makes use of `PagedRows.spans`."""
+    fused: PageWriter | None = None
+    """Writes keys and values in one kernel."""
 
     @classmethod
     @abstractmethod
@@ -133,6 +146,9 @@ class AttentionBackend(ABC):
 
     def write(self, pool: KVPool, plane: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Write k and v ([B, T, kv_heads, head_dim]) into a plane, at flat slots ([B, T] int64)."""
+        if self.fused is not None and k[0, 0].is_contiguous() and v[0, 0].is_contiguous():
+            self.fused.write_pages(*pool.planes[plane], slots, k, v)
+            return
         pool.write(plane, slots.reshape(-1), k, v)
 
     @abstractmethod
