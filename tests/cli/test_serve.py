@@ -98,9 +98,16 @@ def test_a_signal_lets_what_runs_end_and_then_the_process(
 
 
 @pytest.mark.slow
-def test_after_a_kill_the_port_can_be_taken_again_at_once(start: Any) -> None:
+def test_after_a_kill_in_the_middle_of_a_stream_the_port_can_be_taken_again_at_once(
+    start: Any,
+) -> None:
     first = start()
+    streaming = first.ask({"prompt": "the", "max_tokens": 90, "ignore_eos": True, "stream": True})
+    assert streaming.readline().startswith(b"data: ")
     assert first.end(signal.SIGKILL) == -signal.SIGKILL
+    with pytest.raises((http.client.HTTPException, OSError)):
+        streaming.read()  # it breaks off, and does not end as a stream does
+    streaming.connection.close()
     second = start("--port", str(first.port))
     answer = second.ask({"prompt": "the", "max_tokens": 1})
     assert answer.status == 200

@@ -93,6 +93,7 @@ def test_a_good_request_with_any_fields_beside_it(
     seed=st.integers(-(2**63) - 1, 2**63) | st.none(),
     stop=st.lists(ANY_TEXT, max_size=3),
     n=st.integers(0, 3),
+    logprobs=st.none() | st.integers(-1, 25),
     stream=st.booleans(),
 )
 def test_any_parameters(fuzzed: LiveServer, **fields: Any) -> None:
@@ -108,6 +109,8 @@ def test_any_parameters(fuzzed: LiveServer, **fields: Any) -> None:
         max_size=4,
     ),
     chat_template_kwargs=st.none() | st.dictionaries(ANY_TEXT, JSON, max_size=2),
+    logprobs=st.none() | st.booleans(),
+    top_logprobs=st.none() | st.integers(-1, 25),
     stream=st.booleans(),
 )
 def test_any_conversation(fuzzed: LiveServer, **fields: Any) -> None:
