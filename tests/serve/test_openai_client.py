@@ -64,6 +64,46 @@ def test_a_conversation_is_the_same_streamed_and_whole_and_by_the_plain_reader(
         assert reply.text == whole.choices[0].message.content
 
 
+def test_log_probabilities_are_the_same_streamed_and_whole(client: Any) -> None:
+    given = {"messages": MESSAGES, "max_tokens": 16, "seed": 6, "logprobs": True, "top_logprobs": 2}
+    whole = client.chat.completions.create(model="tiny", **given).choices[0]
+    told = whole.logprobs.content
+    assert "".join(one.token for one in told).startswith(whole.message.content[:8])
+    assert all(len(one.top_logprobs) == 2 and one.logprob <= 0 for one in told)
+    stream = client.chat.completions.create(model="tiny", stream=True, **given)
+    streamed = [one for chunk in stream for one in chunk.choices[0].logprobs.content]
+    assert [one.token for one in streamed] == [one.token for one in told]
+    for one, other in zip(streamed, told, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)  # of another batch
+    answer = client.completions.create(model="tiny", prompt="the", max_tokens=5, seed=1, logprobs=2)
+    assert len(answer.choices[0].logprobs.tokens) == answer.usage.completion_tokens
+
+
+def test_the_requests_of_vllms_benchmark_are_served(client: Any, locked: LiveServer) -> None:
+    """The fields of `vllm bench serve`, whose client counts tokens by the usage of a stream."""
+    given = {
+        "prompt": "the cat sat",
+        "temperature": 0.0,
+        "repetition_penalty": 1.0,
+        "max_tokens": 12,
+        "logprobs": None,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+    }
+    import json
+
+    headers = {"Authorization": f"Bearer {KEY}", "Content-Type": "application/json"}
+    body = json.dumps({"model": "tiny", **given}).encode()
+    reply = locked.client.send("POST", "/v1/completions", body, **headers)
+    assert reply.status == 200, reply.body
+    lines = [line for line in reply.body.decode().split("\n\n") if line]
+    assert lines[-1] == "data: [DONE]"
+    events = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+    assert events[-1]["usage"]["completion_tokens"] == 12
+    assert sum(event["choices"][0]["num_tokens"] for event in events[:-1]) == 12
+
+
 def test_completions_and_their_streams_agree_under_load(client: Any) -> None:
     def ask(seed: int, stream: bool) -> str:
         answer = client.completions.create(
