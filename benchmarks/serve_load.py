@@ -407,7 +407,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 servers[mode].note_memory()
     left = {mode: finish(server) for mode, server in servers.items()}
     restarts = measure_restart(args)
-    results = {
+    results: dict[str, dict[str, Any]] = {
         load.name: {
             "servers": {mode: load.result(mode) for mode in args.modes},
             "first_token_ratio": load.ratios() if set(args.modes) == set(MODES) else None,

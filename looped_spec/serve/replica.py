@@ -30,7 +30,7 @@ ASK_SECONDS = 5.0
 class Replica:
     """What Ray Serve runs in each replica. All of it runs in one event loop."""
 
-    async def __init__(
+    async def __init__(  # type: ignore[misc]  # which Ray Serve awaits
         self, model: str, engine: Mapping[str, Any], options: ServeOptions, default_name: str
     ) -> None:
         """Load `model` with `engine`, keyword arguments of `LLM`; return when it is loaded."""
