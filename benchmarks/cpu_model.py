@@ -13,7 +13,12 @@ from looped_spec_ouro.adapter import OuroAdapter
 from torch import Tensor
 
 from looped_spec.adapter import LoopState, ModelAdapter
-from looped_spec.runtime.attention import PagedContext, PagedRows, SdpaBackend
+from looped_spec.runtime.attention import (
+    AttentionBackend,
+    PagedContext,
+    PagedRows,
+    SdpaBackend,
+)
 from looped_spec.runtime.kv_cache import KVPool, blocks_for
 
 CONFIG: dict[str, Any] = {
@@ -93,9 +98,17 @@ class StageTimes:
 class Stages:
     """The stages of a model over rows of requests that have some context behind them."""
 
-    def __init__(self, adapter: ModelAdapter, full_loops: int, context: int, most: int) -> None:
+    def __init__(
+        self,
+        adapter: ModelAdapter,
+        full_loops: int,
+        context: int,
+        most: int,
+        attention: AttentionBackend | None = None,
+    ) -> None:
         """Make a cache for up to `most` requests with `context` positions and a few more."""
         self._adapter, self._loops, self._context = adapter, full_loops, context
+        self._attention = attention or SdpaBackend()
         self._width = blocks_for(context + 32, BLOCK_SIZE)
         self._pool = KVPool(
             adapter.kv_planes(full_loops),
@@ -130,5 +143,5 @@ class Stages:
         limits = torch.full((batch_size,), self._width * BLOCK_SIZE)
         paged = PagedRows(tables[:, :width], limits, torch.arange(batch_size))
         positions = (self._context + torch.arange(rows)).expand(batch_size, -1)
-        ctx = PagedContext(self._pool, SdpaBackend(), paged, positions, self._loops)
+        ctx = PagedContext(self._pool, self._attention, paged, positions, self._loops)
         return ctx, torch.ones(batch_size, rows, dtype=torch.int64)

@@ -28,8 +28,10 @@ from results import markdown, run_command
 from looped_spec import SamplingParams
 from looped_spec.control.plan import Candidate
 from looped_spec.control.static import StaticPolicy
+from looped_spec.layers.native import BuildError, Kernels, use_kernels
 from looped_spec.offline.machine import machine_facts
 from looped_spec.offline.timing import in_turn
+from looped_spec.runtime.attention.native import NativeBackend
 from looped_spec.runtime.engine import Engine
 from looped_spec.runtime.linears import arrange_linears
 from looped_spec.testing.engine import make_engine
@@ -39,6 +41,7 @@ OFFICIAL = {1: 11.0, 8: 46.0}
 """Tokens per second of the official implementation's `generate` by batch size, recorded before on
 a machine of this kind (2 cores, about 17.5 GB/s); not measured in this run."""
 BF16, FP32, BEFORE = "auto, bf16 numbers", "auto, fp32 numbers", "plain"
+NATIVE = "auto and native kernels, bf16 numbers"
 LLAMA, OFFICIAL_CODE = "transformers", "official"
 REFERENCES = (LLAMA, OFFICIAL_CODE)
 LOOPS = int(CONFIG["total_ut_steps"])
@@ -74,15 +77,19 @@ def complete(
     return end - start, end - first
 
 
-def engine_of(args: argparse.Namespace, *, as_bf16: bool, way: str) -> tuple[Engine, Any]:
+def engine_of(
+    args: argparse.Namespace, *, as_bf16: bool, way: str, kernels: Kernels | None = None
+) -> tuple[Engine, Any]:
     """Return an engine, and what became of its linear layers."""
     adapter = random_model(CONFIG, as_bf16=as_bf16)
     report = arrange_linears(adapter.module, way)
+    use_kernels(adapter.module, kernels)
     engine = make_engine(
         ForcedAcceptance(adapter, args.acceptance),
         max_num_seqs=max(args.batch_sizes),
         max_model_len=args.prompt + args.tokens + 16,
         block_size=16,
+        attention=None if kernels is None else NativeBackend(kernels),
     )
     return engine, report
 
@@ -137,7 +144,9 @@ def measure_speculation(args: argparse.Namespace, engine: Engine, batch_size: in
     """Compare each K with plain decoding, run by run and without the prompts, and with what the
     stages predict, which are timed after every turn of the runs."""
     adapter, p, d = engine.runner.adapter, args.acceptance, args.draft_loops
-    stages = Stages(adapter, LOOPS, args.prompt + args.tokens // 2, batch_size)
+    stages = Stages(
+        adapter, LOOPS, args.prompt + args.tokens // 2, batch_size, engine.runner.backend
+    )
     single: list[StageTimes] = []
     wide: dict[int, list[StageTimes]] = {k: [] for k in args.draft_tokens}
 
@@ -182,7 +191,8 @@ def measure_speculation(args: argparse.Namespace, engine: Engine, batch_size: in
 def measure_stages(args: argparse.Namespace, engine: Engine) -> dict[str, Any]:
     """Return the milliseconds of a loop pass over 1, 2, 4, 8 ... rows, as requests and as one
     request's rows, and what the rows cost by one row's."""
-    stages = Stages(engine.runner.adapter, LOOPS, args.prompt + args.tokens // 2, 32)
+    runner = engine.runner
+    stages = Stages(runner.adapter, LOOPS, args.prompt + args.tokens // 2, 32, runner.backend)
     sizes = (1, 2, 4, 8, 16, 32)
     loops: dict[str, list[float]] = {f"{n}": [] for n in sizes}
     for _ in range(3):
@@ -215,6 +225,12 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     model_bytes = bytes_per_token(before.runner.adapter.adapter)  # type: ignore[attr-defined]
     bandwidth = [read_bandwidth(model_bytes)]
     engines = {BEFORE: before, FP32: fp32, BF16: bf16}
+    try:
+        kernels = Kernels()
+    except BuildError as error:
+        print(f"no native kernels: {error}", file=sys.stderr)
+    else:
+        engines[NATIVE], _ = engine_of(args, as_bf16=True, way="auto", kernels=kernels)
     ways: dict[str, Callable[[int], float]] = {
         way: lambda b, e=engine: complete(e, args, b)[0]  # type: ignore[misc]
         for way, engine in engines.items()
@@ -233,7 +249,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         if generate is not None:
             ways[name] = partial(reference_seconds, args, generate)
     plain = measure_plain(args, ways)
-    speculation = [row for b in args.batch_sizes for row in measure_speculation(args, bf16, b)]
+    drafting = engines.get(NATIVE, bf16)
+    speculation = [row for b in args.batch_sizes for row in measure_speculation(args, drafting, b)]
     stages = {way: measure_stages(args, engine) for way, engine in engines.items()}
     bandwidth.append(read_bandwidth(model_bytes))
     bound = model_bytes / max(bandwidth)
@@ -289,6 +306,7 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
         "official_equal_texts": equal_texts,
         "official_recorded": {f"{b}": rate for b, rate in OFFICIAL.items()},
         "plain": plain,
+        "speculation_with": NATIVE if NATIVE in engines else BF16,
         "speculation": speculation,
         "stages": stages,
     }
