@@ -53,7 +53,7 @@ class RayServer:
             from looped_spec.serve.server import listen
 
             listen(options).close()  # Ray would try for ever
-        for name in ("ray", "ray.serve"):
+        for name in ("ray", "ray.serve"):  # which print every step
             logging.getLogger(name).setLevel(logging.WARNING)
         try:
             self._ray.init(
@@ -64,7 +64,9 @@ class RayServer:
             )
         except Exception as error:  # Ray raises whatever its transport does
             reason = " ".join(str(error).split())[:300]
-            raise ConfigError(f"--ray {address}: no cluster there ({reason})") from error
+            raise ConfigError(
+                f"--ray {address}: no cluster there, or none that lets us in ({reason})"
+            ) from error
 
     def run(self, model: str, engine: Mapping[str, Any], default_name: str) -> None:
         """Serve `model` with `engine`, keyword arguments of `LLM`, until a signal."""
