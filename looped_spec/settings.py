@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 
 from looped_spec.errors import ConfigError
@@ -52,6 +53,17 @@ class Settings:
             api_key=environ.get(API_KEY) or None,
             preset_dir=environ.get(PRESET_DIR) or None,
         )
+
+
+def c_compiler() -> str:
+    """Return the command that `CC` names, as other programs read it; empty where it is not set."""
+    return os.environ.get("CC", "")
+
+
+def cache_folder() -> Path:
+    """Return where programs of this user keep what they can make again: `XDG_CACHE_HOME`, else
+    `~/.cache`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
 
 
 def _names(text: str) -> tuple[str, ...]:

@@ -15,6 +15,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from looped_spec.settings import c_compiler, cache_folder
+
 logger = logging.getLogger(__name__)
 
 _SOURCE = Path(__file__).with_name("kernels.c")
@@ -36,7 +38,7 @@ def load_library() -> ctypes.CDLL:
     Raises:
         BuildError: no compiler, or none of the ways to compile succeeds.
     """
-    compiler = shlex.split(os.environ.get("CC", "")) or _known_compiler()
+    compiler = shlex.split(c_compiler()) or _known_compiler()
     native = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
     reasons = []
     # The threads of PyTorch's OpenMP are used, or none: a second pool would fight with them.
@@ -77,13 +79,12 @@ def _compiled(command: list[str]) -> Path:
 
 
 def _cache_folder() -> Path:
-    root = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    folder = Path(root) / "looped-spec"
     try:
+        folder = cache_folder() / "looped-spec"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():
             return folder
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # there may be no home
         logger.debug("no cache for compiled kernels: %s", error)
     return Path(tempfile.mkdtemp(prefix="looped-spec-"))
 
