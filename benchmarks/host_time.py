@@ -1,10 +1,12 @@
 """Host time of a round: scheduler, controller, bookkeeping, and the Python of engine and runner.
 
 The model is a stub that computes nothing: a round gives tokens that were made before, of which a
-fixed share is accepted. What is left is what every round costs beside tensor work. Reported are
-medians over rounds in which nobody comes or goes, at several batch sizes, with short and with long
-contexts, and with ten thousand requests come and gone before. Times are those of the thread on its
-processor, so that other processes disturb them little; the time of the clock stands in the numbers.
+fixed share is accepted; neither it nor attention is prepared for. What is left is what every round
+costs beside tensor work. Reported are medians over rounds in which nobody comes or goes, at several
+batch sizes, with short and with long contexts in turns; and over rounds of short requests in which
+somebody comes, which adds admission, prompts and ends, at the beginning and with ten thousand
+requests come and gone before. Times are those of the thread on its processor, so that other
+processes disturb them little; the time of the clock stands in the numbers.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ LOOPS = 4
 DRAFTED = (2, 1)
 TARGETS_US = {1: 150.0, 32: 600.0, 256: 2000.0}
 """Most microseconds of a round, by batch size."""
+TURNS = 3
+BLOCK_SIZE = 16
 
 
 class Stub(ToyAdapter):
@@ -96,7 +100,7 @@ def stub_engine(policy: SpeculationPolicy, batch_size: int, max_model_len: int) 
         adapter,
         max_num_seqs=batch_size,
         max_num_batched_tokens=1 << 16,
-        block_size=16,
+        block_size=BLOCK_SIZE,
         max_model_len=max_model_len,
     )
     engine.policy = policy
@@ -126,46 +130,79 @@ class Times:
     clock: list[float]
 
 
-def time_steps(engine: Engine, count: int) -> Times:
-    """Time `count` steps."""
+def time_steps(engine: Engine, count: int, newcomers: list[int] | None = None) -> Times:
+    """Time `count` steps; `newcomers` gets how many requests had their first token in each."""
     times = Times([], [])
+    came: list[Any] = []
     for _ in range(count):
+        came.clear()
         clock, thread = time.perf_counter(), time.thread_time()
-        engine.step()
+        engine.step(None if newcomers is None else came.extend)
         times.thread.append(1e6 * (time.thread_time() - thread))
         times.clock.append(1e6 * (time.perf_counter() - clock))
+        if newcomers is not None:
+            newcomers.append(len(came))
     return times
 
 
 def steady(policy: SpeculationPolicy, batch_size: int, context: int, rounds: int) -> Times:
-    """Time rounds of requests that neither come nor go, after a warm-up."""
-    room = 9 * (rounds + 60)
+    """Time rounds of requests that neither come nor go, after a warm-up. Their prompts differ in
+    length by less than a block, so that about as many take a new block in every round."""
+    room = 9 * (rounds + 60) + BLOCK_SIZE
     engine = stub_engine(policy, batch_size, context + room)
-    params = SamplingParams(max_tokens=room - 1, ignore_eos=True, temperature=0.7, seed=1)
-    for _ in range(batch_size):
-        engine.add_request([1] * context, params)
+    params = SamplingParams(max_tokens=room - BLOCK_SIZE, ignore_eos=True, temperature=0.7, seed=1)
+    for number in range(batch_size):
+        engine.add_request([1] * (context + number % BLOCK_SIZE), params)
     time_steps(engine, 50)
     assert len(engine.scheduler.running) == batch_size
     return time_steps(engine, rounds)
 
 
-def aged(policy: SpeculationPolicy, batch_size: int, num_requests: int) -> tuple[float, float]:
-    """Return the median step in the first and the last tenth of a run of short requests, with a
-    full batch throughout."""
+@dataclass(frozen=True)
+class Churn:
+    """Microseconds of rounds in which somebody came, at the beginning and at the end of a run, and
+    how many came in one."""
+
+    first_us: float
+    last_us: float
+    newcomers: float
+
+
+def churn(policy: SpeculationPolicy, batch_size: int, num_requests: int) -> Churn:
+    """Time rounds of short requests that come and go, with a full batch throughout: the second
+    tenth of the run and the last but one."""
     engine = stub_engine(policy, batch_size, 64)
     params = SamplingParams(max_tokens=8, ignore_eos=True, temperature=0.0)
     waiting = itertools.repeat([1] * 8, num_requests)
     times: list[float] = []
+    newcomers: list[int] = []
     while True:
         while len(engine.scheduler.waiting) < batch_size and (prompt := next(waiting, None)):
             engine.add_request(prompt, params)
         if not engine.has_work:
             break
-        times += time_steps(engine, 1).thread
-    tenth = len(times) // 10
-    return statistics.median(times[tenth : 2 * tenth]), statistics.median(
-        times[-2 * tenth : -tenth]
+        times += time_steps(engine, 1, newcomers).thread
+    told = [(us, came) for us, came in zip(times, newcomers, strict=True) if came]
+    tenth = max(1, len(told) // 10)
+    first, last = (
+        statistics.median([us for us, _ in told[part]])
+        for part in (slice(tenth, 2 * tenth), slice(-2 * tenth, -tenth))
     )
+    return Churn(round(first, 1), round(last, 1), round(statistics.mean(c for _, c in told), 1))
+
+
+def in_turns(
+    make: Callable[[], SpeculationPolicy], batch_size: int, contexts: Sequence[int], rounds: int
+) -> list[Times]:
+    """Time rounds with each of `contexts`, by turns, so that a slow spell of the machine meets all
+    of them."""
+    found = [Times([], []) for _ in contexts]
+    for _ in range(TURNS):
+        for times, context in zip(found, contexts, strict=True):
+            part = steady(make(), batch_size, context, -(-rounds // TURNS))
+            times.thread.extend(part.thread)
+            times.clock.extend(part.clock)
+    return found
 
 
 def spread(times: Times) -> dict[str, float]:
@@ -186,30 +223,37 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     ways = policies(max(args.batch_sizes))
     for batch_size in args.batch_sizes:
         for name, make in ways.items():
-            short, long = (
-                spread(steady(make(), batch_size, context, args.rounds))
-                for context in (args.short, args.long)
+            short, long = map(
+                spread, in_turns(make, batch_size, (args.short, args.long), args.rounds)
             )
-            first, last = aged(make(), batch_size, args.requests)
+            coming = churn(make(), batch_size, args.requests)
             target = TARGETS_US.get(batch_size)
+            slope = 1000 * (long["us"] - short["us"]) / max(1, args.long - args.short)
             results.append(
                 {
                     "batch_size": batch_size,
                     "policy": name,
                     "short": short,
                     "long": long,
-                    "first_requests_us": round(first, 1),
-                    "last_requests_us": round(last, 1),
+                    "us_per_1000_tokens": round(slope, 2),
+                    "first_requests_us": coming.first_us,
+                    "last_requests_us": coming.last_us,
+                    "newcomers_per_round": coming.newcomers,
                     "target_us": target,
                 }
             )
-            verdict = "-" if target is None else "yes" if short["us"] <= target else "no"
-            cells = (short["us"], long["us"], round(first), round(last), target or "-", verdict)
-            rows.append((f"B={batch_size}, {name}", *cells))
+            all_us = short["us"], long["us"], coming.first_us, coming.last_us
+            verdict = "-" if target is None else "yes" if max(all_us) <= target else "no"
+            came = f"{coming.newcomers:.0f}"
+            cells = (*map(round, all_us[:2]), f"{slope:.1f}", came, *map(round, all_us[2:]))
+            row = (*cells, target or "-", verdict)
+            rows.append((f"B={batch_size}, {name}", *row))
     heads = (
         "us per round",
         f"context {args.short}",
         f"context {args.long}",
+        "per 1000 tokens",
+        "come per round",
         "first requests",
         f"after {args.requests}",
         "target",
@@ -232,6 +276,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with (
         mock.patch.object(round_program, "speculative_round", StubRound()),
         mock.patch.object(runner_module, "prefill", stub_prefill),
+        mock.patch.object(runner_module, "PagedContext", lambda *_: None),
     ):
         return run_command("benchmarks/host_time.py", argv, args.json, lambda: measure(args))
 
