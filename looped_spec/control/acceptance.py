@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from looped_spec.control.acceptance_prior import AcceptancePrior
-from looped_spec.control.change import NONE, UP, ChangeDetector
+from looped_spec.control.change import BACK, NONE, UP, ChangeDetector
+from looped_spec.control.change_review import ChangeReview
 from looped_spec.control.goodput_settings import GoodputSettings
 from looped_spec.control.levels import DepthLevels
 
@@ -106,6 +107,7 @@ class AcceptanceModel:
         self._reached = [0] * len(sizes)
         self._since = 0
         self.trials_since_change = math.inf
+        self._review: ChangeReview | None = None
         self.couple()
 
     def believe(self, prior: AcceptancePrior) -> None:
@@ -131,12 +133,15 @@ class AcceptanceModel:
 
     def record(self, depth: int, counts: list[int], hits: list[int]) -> int:
         """Take in the trials of a round at one depth; return UP, DOWN or NONE for a change that
-        they show. `update` brings the estimates up to date, `couple` those of all depths."""
+        they show, BACK where they contradict the last one, which is then taken back. `update`
+        brings the estimates up to date, `couple` those of all depths."""
         if not counts:
             return NONE
         if depth != self._stale_depth:
             self.update()
             self._stale_depth = depth
+        if self._review is not None and self._contradicts(self._review, depth, counts, hits):
+            return BACK
         levels = self.levels
         first = counts[0]
         share = first / self.memory_trials
@@ -160,7 +165,7 @@ class AcceptanceModel:
         change = self._detector.step(residual * trust, variance * trust, self.alertness)
         self._recent.append((depth, counts, hits))
         if change:
-            self._start_anew(change)
+            self._start_anew(change, depth)
         else:
             levels.observe(depth, first, hits[0])
         self._since += first
@@ -181,15 +186,21 @@ class AcceptanceModel:
         """Take it that the workload has changed if what came last speaks for a higher acceptance:
         drafting was just found to pay again."""
         if self._detector.is_rising:
-            self._start_anew(UP)
+            self._start_anew(UP, self._recent[-1][0])
 
     def keep(self, trials: float) -> None:
         """Discount all evidence to the weight of about so many trials."""
+        self._review = None
         self.levels.drift(1.0 / (trials * DRIFT_INFORMATION))
         self._shrink(trials)
         self._detector.reset()
         self._recent.clear()
         self.couple()
+
+    @property
+    def unproven(self) -> int:
+        """The depth that showed the last change, while that may still be taken back; -1 if none."""
+        return -1 if self._review is None else self._review.depth
 
     @property
     def is_rising(self) -> bool:
@@ -258,9 +269,31 @@ class AcceptanceModel:
         self._chances[depth] = chances
         self.tokens[depth] = tokens
 
-    def _start_anew(self, change: int) -> None:
+    def _contradicts(
+        self, review: ChangeReview, depth: int, counts: list[int], hits: list[int]
+    ) -> bool:
+        """Let a round speak for or against the last change; if it is taken back, go on from what
+        was believed before with all that came since."""
+        self.couple()
+        if not review.step(depth, counts, hits, self._chances[depth]):
+            if review.is_over:
+                self._review = None
+            return False
+        self._review = None
+        self._restore(review.before)
+        for round_of in review.rounds:
+            self.shadow(*round_of)
+        self._detector.reset()
+        self._recent.clear()
+        self.trials_since_change = math.inf
+        self.couple()
+        return True
+
+    def _start_anew(self, change: int, depth: int) -> None:
         """Keep of all evidence what came since the change began, and a little."""
         detector, settings = self._detector, self._settings
+        self.couple()
+        self._review = ChangeReview(self._evidence(), self._chances, depth)
         rounds = detector.up_rounds if change == UP else detector.down_rounds
         self.changes += 1
         self.trials_since_change = 0.0
@@ -282,13 +315,24 @@ class AcceptanceModel:
         self._hits = [[share * value for value in row] for row in self._hits]
         self._trials = [[share * value for value in row] for row in self._trials]
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return all evidence as a JSON document."""
+    def _evidence(self) -> dict[str, Any]:
         return {
             "weight": self._weight,
             "hits": [list(row) for row in self._hits],
             "trials": [list(row) for row in self._trials],
             "levels": self.levels.state_dict(),
+        }
+
+    def _restore(self, evidence: Mapping[str, Any]) -> None:
+        self._weight = float(evidence["weight"])
+        self._hits = [list(row) for row in evidence["hits"]]
+        self._trials = [list(row) for row in evidence["trials"]]
+        self.levels.load_state_dict(evidence["levels"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return all evidence as a JSON document; a review under way is not part of it."""
+        return {
+            **self._evidence(),
             "detector": self._detector.state(),
             "recent": [list(item) for item in self._recent],
             "changes": self.changes,
@@ -296,10 +340,8 @@ class AcceptanceModel:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`."""
-        self._weight = float(state["weight"])
-        self._hits = [list(row) for row in state["hits"]]
-        self._trials = [list(row) for row in state["trials"]]
-        self.levels.load_state_dict(state["levels"])
+        self._restore(state)
+        self._review = None
         self._detector.restore(state["detector"])
         self._recent.clear()
         self._recent.extend((d, list(n), list(k)) for d, n, k in state["recent"])

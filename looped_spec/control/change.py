@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 DOWN, NONE, UP = -1, 0, 1
+BACK = 2
+"""What was taken for a change was none."""
 
 MOST_OF_A_ROUND = 0.75
 """Share of the threshold that one round may add: a single round may be a freak."""

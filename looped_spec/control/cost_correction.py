@@ -12,6 +12,11 @@ OUTLIER = math.log(3.0)
 """A round that takes this much longer than expected, such as the first one of a shape that is
 compiled on first use, teaches nothing, unless it is one of `MAX_OUTLIERS` + 1 in a row."""
 
+FIRST_SURPRISE = 0.1
+"""The first round of a shape is often dearer than those that follow (caches, memory, whatever is
+made on first use): if it takes longer than expected by more than this, as a logarithm, the next one
+is waited for."""
+
 MAX_OUTLIERS = 4
 WORTH_TELLING = 0.005
 """Change of a cell's mean after which its tables are computed again."""
@@ -158,9 +163,12 @@ class CostCorrection:
     def _learn_new(self, cell: Cell, ratio: float) -> bool:
         value = ratio - self.common
         expected = cell.mean if cell.rounds else self._expected(cell)
-        if value - expected > OUTLIER and cell.outliers < MAX_OUTLIERS and self._cells_known():
-            cell.outliers += 1
-            return False
+        if self._cells_known():
+            is_first = not cell.rounds and not cell.outliers
+            limit = FIRST_SURPRISE if is_first else OUTLIER
+            if value - expected > limit and cell.outliers < MAX_OUTLIERS:
+                cell.outliers += 1
+                return False
         if value - expected < -OUTLIER or cell.outliers:
             # What went before was the outlier: nothing runs too fast by chance.
             cell.rounds = 0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from looped_spec.control.acceptance import AcceptanceModel
+from looped_spec.control.burst import Burst, Errand
 from looped_spec.control.goodput_settings import GoodputSettings
 from looped_spec.control.probe_budget import ProbeBudget
 from looped_spec.control.prospects import Prospects
@@ -20,7 +20,7 @@ WAIT_ROUNDS = 64
 IDLE_CREDIT = 0.5
 """Rounds of credit that are kept for probes of something promising."""
 
-WORTH = 1.01
+WORTH = 1.02
 """What a candidate must promise, over what is current, to be probed."""
 
 TABLE_DOUBT = 0.2
@@ -32,49 +32,13 @@ COOL_ROUNDS = 64
 MAX_COOL_ROUNDS = 1024
 """Rounds between two probes of one candidate that found nothing: the least and the most."""
 
+CHECK_SHARE = 1.0
+"""Share of `burst_trials` that it takes to check a change."""
+
 URGENT_READOUTS = 4
 UNSURE_VARIANCE = 0.1
 ALL_DEPTHS_TURN = 4
 """While off, every so many readouts are of all depths instead of the most promising one."""
-
-
-class Errand(NamedTuple):
-    """What a round does to learn: a position to probe or None, depths to read out, and how many
-    rounds from this one on the explorer need not be asked again."""
-
-    position: int | None
-    shadows: tuple[int, ...]
-    rest: int
-
-
-@dataclass
-class Burst:
-    """A probe of one candidate over one or more rounds, each handed out when the one before is
-    known.
-
-    Attributes:
-        bucket: the bucket that it belongs to.
-        arm: what is probed.
-        limit: rounds that it may take; four times as many while another depth stays promising.
-        is_off: plain decoding is current: the question is whether drafting pays again.
-        issued: rounds handed out.
-        returned: rounds whose outcome is known.
-        trials: first drafts that were tried.
-        hits: how many of them were accepted.
-        waited: rounds since the last one was handed out.
-        lost: what it lost, in rounds of the current candidate.
-    """
-
-    bucket: int
-    arm: Arm
-    limit: int
-    is_off: bool
-    issued: int = 0
-    returned: int = 0
-    trials: int = 0
-    hits: int = 0
-    waited: int = 0
-    lost: float = 0.0
 
 
 class Explorer:
@@ -106,6 +70,7 @@ class Explorer:
         self._countdown = int(settings.explore_interval)
         self._urgent = 0
         self._round = self._restarted = 0
+        self._checked = 0
         self._cooling: dict[tuple[int, int], tuple[int, int]] = {}
         count = len(acceptance.depths)
         self._seen = [0] * count
@@ -197,6 +162,8 @@ class Explorer:
         if burst.is_off:
             seems_rising = self._acceptance.is_rising or 2 * burst.hits >= burst.trials
             return burst.issued >= burst.limit or not seems_rising
+        if burst.is_check:
+            return burst.issued >= burst.limit or self._acceptance.unproven != burst.arm.depth
         here = self._prospects.best_known(table, current)
         depth = burst.arm.depth
         asks_acceptance = depth != current.depth or burst.arm.k > current.k
@@ -239,7 +206,7 @@ class Explorer:
     def _look(self, table: ScoreTable, current: Arm, batch_size: int) -> None:
         """Probe the candidate that might be best, if any might and the credit is there."""
         self._grow_doubts(current.depth)
-        if self._look_at_plain(table, current):
+        if self._look_back(table, current, batch_size) or self._look_at_plain(table, current):
             return
         hope_of = self._prospects.hopes(table, current)
         best, target = WORTH * self._prospects.best_known(table, current), None
@@ -276,6 +243,23 @@ class Explorer:
             self.burst = Burst(table.bucket, target, rounds, False)
         else:
             self._look_at_stale(table, current, batch_size)
+
+    def _look_back(self, table: ScoreTable, current: Arm, batch_size: int) -> bool:
+        """Probe the depth that showed a change and was left for it, once: what it was left for may
+        have been bad luck, which nothing but the depth itself can tell. Return whether that was
+        done."""
+        depth = self._acceptance.unproven
+        changes = self._acceptance.changes
+        if depth in (-1, current.depth) or self._checked == changes or self.shadows.is_available:
+            return False
+        arms = [arm for arm in table.arms if arm.depth == depth]
+        if not arms:
+            return False
+        arm = min(arms, key=lambda arm: (table.cost(arm), arm.position))
+        rounds = self._rounds(CHECK_SHARE, batch_size)
+        self._checked = changes
+        self.burst = Burst(table.bucket, arm, rounds, False, is_check=True)
+        return True
 
     def _look_at_plain(self, table: ScoreTable, current: Arm) -> bool:
         """Probe plain decoding where it never ran, unless drafting is far ahead: whether drafting

@@ -268,10 +268,11 @@ class GoodputPolicy:
         if arm.k != k:
             return  # cut short: not what a round of this K takes
         ms = 1000.0 * feedback.seconds
+        expected = table.expected_ms(arm, issued.context_tokens)
         if feedback.shadow:
-            usual = table.cost(arm) * math.exp(self._correction.common)
+            usual = table.cost(arm) * expected / arm.base_ms * math.exp(self._correction.common)
             self._explorer.shadows.learn_cost((ms - usual) / table.loop_ms, len(feedback.shadow))
-        elif self._correction.learn(arm.cell, math.log(ms / arm.base_ms)):
+        elif self._correction.learn(arm.cell, math.log(ms / expected)):
             table.set_cost(arm)
             if table is self._table:
                 self._is_fresh = True

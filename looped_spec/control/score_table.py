@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import mul
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ class Arm(NamedTuple):
         position: position in the bucket's candidates.
         depth: number of its draft depth in `AcceptanceModel`, or `PLAIN_DEPTH`.
         k: its K.
-        base_ms: expected time of a round before correction.
+        base_ms: expected time of a round before correction, at the middle of the bin of contexts.
         cell: what is learnt of its time.
     """
 
@@ -53,8 +53,13 @@ class ScoreTable:
         *,
         allow_plain: bool,
         loop_ms: float,
+        edges: tuple[float, float],
+        ms_at: Callable[[int, float], float],
     ) -> None:
         self.bucket = bucket
+        self._low, self._high = edges
+        self._ms_at = ms_at
+        self._lines: dict[int, tuple[float, float]] = {}
         self.loop_ms = loop_ms
         self.arms = tuple(arms)
         self._correction = correction
@@ -90,6 +95,22 @@ class ScoreTable:
         else:
             self.inverse[arm.depth][arm.k] = inverse
             self._seen[arm.depth] = None
+
+    def expected_ms(self, arm: Arm, context_tokens: float) -> float:
+        """Return the expected time of a round before correction, at a context inside the bin.
+
+        Where time grows with the context, a round at one end of the bin takes another time than
+        one at the other; that is no news about the candidate which happened to run there.
+        """
+        line = self._lines.get(arm.position)
+        if line is None:
+            at_low, slope = arm.base_ms, 0.0
+            if self._low > 0.0:
+                at_low = self._ms_at(arm.position, self._low)
+                slope = self._ms_at(arm.position, self._high) - at_low
+                slope /= self._high - self._low
+            line = self._lines[arm.position] = at_low, slope
+        return line[0] + line[1] * (context_tokens - self._low) if line[1] else line[0]
 
     def cost(self, arm: Arm) -> float:
         """Return T of an arm, in ms, without what slows all down at the moment."""

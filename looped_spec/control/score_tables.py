@@ -12,7 +12,7 @@ from looped_spec.control.plan import PLAIN
 from looped_spec.control.score_table import PLAIN_DEPTH, Arm, ScoreTable
 
 BINS_PER_OCTAVE = 4
-"""Contexts are told apart in bins of a quarter octave; costs are taken at their middle."""
+"""Contexts are told apart in bins of a quarter octave; costs are compared at their middle."""
 
 FIRST_EDGE_TOKENS = 16.0
 CELL_BINS = 2 * BINS_PER_OCTAVE
@@ -77,6 +77,7 @@ class ScoreTables:
                     cell,
                 )
             )
+        candidates = self._config.buckets[bucket].candidates
         return ScoreTable(
             bucket,
             arms,
@@ -84,6 +85,8 @@ class ScoreTables:
             self._correction,
             allow_plain=self._allow_plain,
             loop_ms=self._cost.ms(batch_size, context, PLAIN) / self._config.full_loops,
+            edges=(low, high),
+            ms_at=lambda position, tokens: self._cost.ms(batch_size, tokens, candidates[position]),
         )
 
 

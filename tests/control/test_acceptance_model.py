@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from looped_spec.control.acceptance import AcceptanceModel, count_trials
-from looped_spec.control.change import DOWN, NONE, UP, ChangeDetector
+from looped_spec.control.change import BACK, DOWN, NONE, UP, ChangeDetector
 from looped_spec.control.goodput_settings import GoodputSettings
 from looped_spec.control.levels import DepthLevels
 
@@ -149,3 +149,52 @@ def test_what_was_saved_continues_as_before() -> None:
         feed(one, 0, (0.3, 0.3), 10, random.Random(7))
     for ours, theirs in zip(copy.tokens, target.tokens, strict=True):
         assert ours == pytest.approx(theirs)
+
+
+def believe(target: AcceptanceModel, depth: int, chances: Sequence[float]) -> random.Random:
+    """Let a depth run until its estimates are near `chances`."""
+    draw = random.Random(1)
+    feed(target, depth, chances, 60, draw)
+    return draw
+
+
+def bad_luck(target: AcceptanceModel, depth: int) -> None:
+    """Let single requests fail until that passes for a change."""
+    for _ in range(40):
+        if target.record(depth, [1], [0]) == DOWN:
+            return
+    raise AssertionError("no change was found")
+
+
+def test_a_change_that_the_next_trials_contradict_is_taken_back() -> None:
+    target = model()
+    draw = believe(target, 1, [0.9] * LONGEST)
+    before = [list(row) for row in target.tokens]
+    bad_luck(target, 1)
+    assert target.tokens[1][LONGEST] < 0.7 * before[1][LONGEST]
+    assert target.unproven == 1
+    shown = feed(target, 1, [0.9] * LONGEST, 4, draw)
+    assert BACK in shown
+    assert target.unproven == -1
+    for depth in range(2):
+        assert target.tokens[depth] == pytest.approx(before[depth], rel=0.1)
+
+
+def test_a_change_that_is_borne_out_stands() -> None:
+    target = model()
+    draw = believe(target, 1, [0.9] * LONGEST)
+    bad_luck(target, 1)
+    shown = feed(target, 1, [0.2] * LONGEST, 14, draw)
+    assert BACK not in shown
+    assert target.unproven == -1  # Nobody asks any more.
+    assert target.tokens[1][1] == pytest.approx(1.2, abs=0.1)
+
+
+def test_a_state_that_is_saved_during_a_review_goes_on_without_it() -> None:
+    target = model()
+    believe(target, 1, [0.9] * LONGEST)
+    bad_luck(target, 1)
+    again = model()
+    again.load_state_dict(target.state_dict())
+    assert again.unproven == -1
+    assert again.tokens == target.tokens

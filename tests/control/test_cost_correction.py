@@ -130,3 +130,24 @@ def test_what_was_saved_gives_the_same_corrections() -> None:
     copy.load_state_dict(learnt.state_dict())
     for candidate, cell in cells.items():
         assert copy.correction(copy.cell(1, 1, candidate)) == pytest.approx(learnt.correction(cell))
+
+
+def test_a_first_round_that_is_dearer_than_those_behind_it_teaches_nothing() -> None:
+    learnt, cells = correction()
+    run_often, run_once, never_run = (cells[candidate] for candidate in DRAFTS[:3])
+    learnt.learn(run_once, 0.55)
+    for _ in range(8):
+        learnt.learn(run_often, 0.0)
+    assert gap(learnt, run_once, run_often) == pytest.approx(0.0, abs=0.01)
+    assert gap(learnt, never_run, run_often) == pytest.approx(0.0, abs=0.01)
+    for _ in range(4):
+        learnt.learn(run_once, 0.55)
+    assert gap(learnt, run_once, run_often) > 0.45  # It was no freak of the first round.
+
+
+def test_a_first_round_that_is_cheaper_than_expected_counts_at_once() -> None:
+    learnt, cells = correction()
+    for _ in range(8):
+        learnt.learn(cells[DRAFTS[0]], 0.0)
+    learnt.learn(cells[DRAFTS[1]], -0.3)
+    assert gap(learnt, cells[DRAFTS[1]], cells[DRAFTS[0]]) < -0.15

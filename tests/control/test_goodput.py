@@ -204,3 +204,39 @@ def test_default_depths_are_all_of_a_shallow_model_and_octaves_of_a_deep_one() -
         (1, 2, 4, 8),
         (2, 4, 8, 16),
     ]
+
+
+def growing_ms(batch_size: int, context_tokens: int, candidate: Candidate) -> float:
+    """Return the time of a round where attention costs as much as all else at 256 tokens."""
+    return analytic_ms(4, candidate) * (1.0 + context_tokens / 256)
+
+
+def test_a_context_that_grows_is_no_news_of_the_candidate_that_runs_meanwhile() -> None:
+    cost = CostTable.sampled(growing_ms, ARMS, (1, 16), range(16, 1040, 16))
+    target = AdaptiveController(
+        AdaptiveSpecConfig(4, (BatchBucket(1, 16, ARMS, 1),), cost=cost), consensus=lambda _: 1
+    )
+    for context in range(64, 1024):
+        plan = target.plan(4, context_tokens=context)
+        k = plan.candidate.num_speculative_tokens
+        seconds = growing_ms(4, context, plan.candidate) / 1000
+        target.observe(RoundFeedback(plan.plan_id, (k,) * 4, (k, 0, k, k), seconds))
+    scores = target.explain().buckets[0].scores
+    plain = next(one.cost_ms for one in scores if one.candidate == PLAIN)
+    for one in scores:
+        ideal = analytic_ms(4, one.candidate) / analytic_ms(4, PLAIN)
+        assert one.cost_ms / plain == pytest.approx(ideal, rel=0.01)
+
+
+def test_a_depth_that_was_left_for_a_run_of_bad_luck_is_checked_and_taken_up_again() -> None:
+    arms = (PLAIN, Candidate(2, 1), Candidate(2, 2))
+    cost = CostTable.sampled(ms, arms, (1, 16))
+    played = Play(
+        AdaptiveController(AdaptiveSpecConfig(4, (BatchBucket(1, 16, arms, 1),), cost=cost))
+    )
+    text = {1: 0.95, 2: 0.97}
+    assert played.run(200, 1, text)[-1].candidate == Candidate(2, 1)
+    unlucky = played.run(12, 1, {1: 0.0, 2: 0.97})
+    assert any(plan.candidate == Candidate(2, 2) for plan in unlucky)
+    after = played.run(16, 1, text)
+    assert after[-1].candidate == Candidate(2, 1)
