@@ -57,7 +57,7 @@ class RayServer:
             logging.getLogger(name).setLevel(logging.WARNING)
         try:
             self._ray.init(
-                address=None if self._is_local else address,
+                address=address,  # "local" is Ray's own word too; none may mean a stale cluster
                 include_dashboard=False if self._is_local else None,
                 log_to_driver=False,
                 logging_level=logging.WARNING,
@@ -111,7 +111,13 @@ class RayServer:
         try:
             self._handle = self._serve.run(bound, name=APP, route_prefix="/")
         except Exception as error:  # Ray Serve has no narrower one
-            raise ConfigError(_reason(error)) from error
+            raise ConfigError(_reason(f"{error}\n{self._deployment_message()}")) from error
+
+    def _deployment_message(self) -> str:
+        """Return what Ray Serve says of the replicas, the traces of those that failed among it."""
+        application = self._serve.status().applications.get(APP)
+        deployments = application.deployments.values() if application is not None else ()
+        return "\n".join(deployment.message for deployment in deployments)
 
     def _actor_options(self) -> dict[str, Any]:
         """Return what each replica needs; raise `ConfigError` if this machine has not as much."""
@@ -200,8 +206,8 @@ def _import_ray() -> tuple[Any, Any]:
     return ray, serve
 
 
-def _reason(error: Exception) -> str:
+def _reason(report: str) -> str:
     """Return the line of Ray's report that says why a replica did not start."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = [line.strip() for line in report.splitlines() if line.strip()]
     named = [line for line in lines if "Error: " in line]
-    return (named or lines or [type(error).__name__])[-1]
+    return (named or lines or ["the replicas did not start"])[-1]

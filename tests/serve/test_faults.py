@@ -147,10 +147,10 @@ def test_an_allocator_that_raises_for_a_while(
     allocate = allocator.allocate
     calls = itertools.count()
 
-    def sometimes(count: int) -> Any:
+    def sometimes(*args: Any) -> Any:
         if next(calls) in (2, 5):
             raise error
-        return allocate(count)
+        return allocate(*args)
 
     monkeypatch.setattr(allocator, "allocate", sometimes)
     _, good = all_together(own)
@@ -165,7 +165,7 @@ def test_an_allocator_that_is_exhausted_for_a_while_only_delays(
     allocate = allocator.allocate
     calls = itertools.count()
     monkeypatch.setattr(
-        allocator, "allocate", lambda count: allocate(count) if next(calls) > 20 else None
+        allocator, "allocate", lambda *args: allocate(*args) if next(calls) > 20 else None
     )
     _, good = all_together(own)
     assert_others_are_unharmed(own, good, expected)
@@ -177,7 +177,7 @@ def test_an_allocator_that_stays_exhausted_fails_requests_but_not_the_server(
 ) -> None:
     monkeypatch.setattr(worker_module, "STALL_SECONDS", 0.05)
     with monkeypatch.context() as patch:
-        patch.setattr(own.llm.engine.scheduler.allocator, "allocate", lambda count: None)
+        patch.setattr(own.llm.engine.scheduler.allocator, "allocate", lambda *args: None)
         _, failed = all_together(own)
         assert [reply.status for reply in failed] == [503] * 3
         assert failed[0].error["code"] == "no_memory"
