@@ -209,5 +209,5 @@ def _import_ray() -> tuple[Any, Any]:
 def _reason(report: str) -> str:
     """Return the line of Ray's report that says why a replica did not start."""
     lines = [line.strip() for line in report.splitlines() if line.strip()]
-    named = [line for line in lines if "Error: " in line]
+    named = [line.partition("Error: ")[2] for line in lines if "Error: " in line]
     return (named or lines or ["the replicas did not start"])[-1]
