@@ -9,6 +9,7 @@ from looped_spec.errors import ConfigError, closest
 from looped_spec.plugins import PluginManager, package_folder
 from looped_spec.presets import Preset
 from looped_spec.presets.lookup import PresetFolder, is_path, preset_folders
+from looped_spec.presets.preset import word_of_file_name
 from looped_spec.settings import Settings
 
 
@@ -34,15 +35,23 @@ def all_files() -> Iterator[tuple[PresetFolder, Path]]:
 def read_preset(name: str) -> tuple[Preset, Path]:
     """Return the preset of a path, of a file's name, or of the only file that `name` is a part of.
 
-    Words apart by blanks may be parts of one name, as in "1.4B H200". Raises `ConfigError` if there
-    is none, or more than one.
+    Words apart by blanks may be parts of one name, as in "1.4B H200"; a model is found by what it
+    is called elsewhere, as in "demo:NAME" or "ORGANISATION/NAME H200".
+
+    Raises:
+        ConfigError: there is none, or more than one.
     """
-    if is_path(name):
-        return Preset.read(name), Path(name)
     files = [file for _, file in all_files()]
+    words = [(word.lower(), word_of_file_name(word).lower()) for word in name.split()]
+    is_model = any(f"model={word}," in file.name.lower() for file in files for _, word in words[:1])
+    if is_path(name) and not (is_model and not Path(name).exists()):
+        return Preset.read(name), Path(name)
     exact = [file for file in files if name in (file.name, file.stem)]
-    words = name.lower().split()
-    parts = exact[:1] or [f for f in files if all(word in f.name.lower() for word in words)]
+    parts = exact[:1] or [
+        file
+        for file in files
+        if all(any(form in file.name.lower() for form in forms) for forms in words)
+    ]
     if len(parts) == 1:
         return Preset.read(parts[0]), parts[0]
     if parts:

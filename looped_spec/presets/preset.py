@@ -163,11 +163,16 @@ def _config_document(config: AdaptiveSpecConfig) -> dict[str, Any]:
 def preset_file_name(model: str, device_name: str, dtype: str) -> str:
     """Return what the preset of a model on a device is called.
 
-    Of a hub id the last part counts, as in vLLM's tuned configurations; in every name what is not a
-    letter, a digit or one of `-.+` becomes `_`, so that the file can be on any system.
+    Of a hub id the last part counts, as in vLLM's tuned configurations.
     """
-    name = model.rstrip("/").rsplit("/", 1)[-1]
-    return f"model={_cleaned(name)},device_name={_cleaned(device_name)},dtype={dtype}.json"
+    name = word_of_file_name(model)
+    return f"model={name},device_name={_cleaned(device_name)},dtype={dtype}.json"
+
+
+def word_of_file_name(model: str) -> str:
+    """Return what a model is called in a file's name: what is not a letter, a digit or one of
+    `-.+` becomes `_`, so that the file can be on any system."""
+    return _cleaned(model.rstrip("/").rsplit("/", 1)[-1])
 
 
 def read_json(path: str | Path, what: str) -> Any:

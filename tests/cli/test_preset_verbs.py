@@ -94,6 +94,24 @@ def test_mistakes_are_one_line(
     assert says in error and error.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["ByteDance/Ouro-1.4B H200", "Ouro-1.4B device_name=NVIDIA_H200", "1.4b h200", str(H200)],
+)
+def test_a_preset_is_shown_by_what_its_model_is_called(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["preset", "show", name]) == 0
+    assert "ByteDance/Ouro-1.4B" in capsys.readouterr().out
+
+
+def test_the_preset_of_a_demo_is_shown_by_the_name_of_the_demo(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["preset", "show", "demo:huginn"]) == 0
+    assert "demo:huginn" in capsys.readouterr().out
+
+
 def test_validate_finds_what_is_wrong_and_what_is_misnamed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
