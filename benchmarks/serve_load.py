@@ -11,19 +11,18 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
-import os
 import platform
 import random
-import re
 import statistics
-import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from server_process import ServerProcess, events_of
 
 from looped_spec import LLM, SamplingParams, __version__
 from looped_spec.atomic_json import write_json
@@ -108,7 +107,7 @@ class Client:
         start = before = time.monotonic()
         text, gaps, first, tokens = "", [], 0.0, 0
         with _asking(self._port, item, stream=True) as response:
-            for event in _events(response):
+            for event in events_of(response):
                 if "error" in event:
                     raise RuntimeError(event["error"]["message"])
                 now = time.monotonic()
@@ -157,55 +156,6 @@ class _asking:
     def __exit__(self, *exc: object) -> None:
         self._response.close()
         self._connection.close()
-
-
-def _events(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
-    while line := response.readline():
-        if line == b"data: [DONE]\n":
-            return
-        if line.strip():
-            yield json.loads(line.removeprefix(b"data: "))
-    raise ConnectionError("the stream broke off")
-
-
-class ServerProcess:
-    """`looped-spec serve` as a process of its own."""
-
-    def __init__(self, model: str, arguments: Sequence[str]) -> None:
-        command = [sys.executable, "-m", "looped_spec", "serve", model, "--port", "0", *arguments]
-        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        start = time.monotonic()
-        assert self._process.stderr is not None
-        line = self._process.stderr.readline()
-        self.ready_seconds = time.monotonic() - start
-        found = re.search(r":(\d+)$", line.strip())
-        if not found:
-            raise SystemExit(f"the server did not start: {line}")
-        self.port = int(found[1])
-        self.seen_bytes: list[int] = []
-
-    def info(self) -> dict[str, Any]:
-        """Return /server_info."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request("GET", "/server_info")
-        document: dict[str, Any] = json.loads(connection.getresponse().read())
-        connection.close()
-        return document
-
-    def note_memory(self) -> None:
-        """Take note of how much memory the process has."""
-        fields = Path(f"/proc/{self._process.pid}/statm").read_text().split()
-        self.seen_bytes.append(int(fields[1]) * os.sysconf("SC_PAGE_SIZE"))
-
-    def kill(self) -> None:
-        """End the process as a fault would."""
-        self._process.kill()
-        self._process.wait(60)
-
-    def stop(self) -> int:
-        """Return the exit code after SIGTERM."""
-        self._process.terminate()
-        return self._process.wait(60)
 
 
 def make_items(args: argparse.Namespace) -> list[Item]:
