@@ -27,13 +27,13 @@ from types import FrameType
 from typing import Any
 
 import torch
+from gpu_fused import compare_fused
 from gpu_rounds import DRY, FULL, Bench, Clock, Plan
 from gpu_sections import (
     PROBABILITY,
     check_exact,
     compare_attention,
     compare_eager,
-    compare_fused,
     describe,
     measure_costs,
     measure_divergence,

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from looped_spec.runtime.attention import Span
 from looped_spec.runtime.request import Request
 from looped_spec.runtime.row_state import RowState
 from looped_spec.runtime.sampler import SamplingMode
@@ -89,3 +90,9 @@ class DecodeBatch:
     def forget(self) -> None:
         """Write the batch anew next time."""
         self._members, self._rows, self._starts = [], [], None
+
+
+def span_of(request: Request) -> Span:
+    """Return where the newest token of a request stands."""
+    block = request.blocks[0] if request.is_one_piece else None
+    return Span(request.num_tokens - 1, request.capacity, block)

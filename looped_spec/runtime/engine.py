@@ -8,15 +8,14 @@ from functools import partial
 from operator import attrgetter
 
 from looped_spec.control.plan import PLAIN, Candidate, SpeculationPlan
-from looped_spec.errors import CapacityError, ConfigError, NotFiniteError
+from looped_spec.errors import CapacityError, ConfigError
 from looped_spec.runtime.in_flight import RoundInFlight
 from looped_spec.runtime.outputs import SpeculationMetrics
 from looped_spec.runtime.policy import SpeculationPolicy
 from looped_spec.runtime.request import Detokenizer, Request, Status
 from looped_spec.runtime.runner import ModelRunner, RoundResult
-from looped_spec.runtime.sampler import NOT_FINITE
 from looped_spec.runtime.scheduler import PrefillChunk, Scheduler
-from looped_spec.runtime.tally import RoundTally
+from looped_spec.runtime.tally import RoundTally, check_finite
 from looped_spec.runtime.token_logprobs import TokenLogprobs
 from looped_spec.sampling_params import SamplingParams
 
@@ -298,7 +297,7 @@ class Engine:
             tokens = self.runner.prefill(chunks)
         else:
             tokens = self.runner.prefill(chunks, logprobs)
-        _check_finite([chunk.request for chunk in chunks], tokens)
+        check_finite([chunk.request for chunk in chunks], tokens)
         for place, (chunk, token) in enumerate(zip(chunks, tokens, strict=True)):
             self.scheduler.note_computed(chunk.request, chunk.stop)
             if token is not None:
@@ -336,7 +335,7 @@ class Engine:
     ) -> RoundTally:
         # No draft equals the mark, so the last token to be committed tells.
         last = [row[n] for row, n in zip(result.tokens, result.accepted, strict=True)]
-        _check_finite(requests, last)
+        check_finite(requests, last)
         candidate, probe = current.candidate, current.plan.probe
         k = candidate.num_speculative_tokens
         tally = RoundTally(result, k)
@@ -392,13 +391,3 @@ class Engine:
         # Odd multiplier, wrapped to a signed 64-bit number: distinct requests get distinct seeds.
         mixed = (self.seed + (self._num_requests + 1) * 0x9E3779B97F4A7C15) % 2**64
         return mixed - 2**63
-
-
-def _check_finite(requests: Sequence[Request], tokens: Sequence[int | None]) -> None:
-    """Raise `NotFiniteError` that names the first request whose token is `NOT_FINITE`."""
-    if NOT_FINITE in tokens:
-        request = requests[tokens.index(NOT_FINITE)]
-        raise NotFiniteError(
-            f"the model computes NaN or infinity for request {request.request_id} after "
-            f"{request.num_tokens} tokens: check its weights, or run it in float32"
-        )

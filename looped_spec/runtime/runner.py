@@ -11,8 +11,8 @@ from torch import Tensor
 
 from looped_spec.adapter import ModelAdapter
 from looped_spec.control.plan import Candidate
-from looped_spec.runtime.attention import AttentionBackend, PagedContext, PagedRows, Span
-from looped_spec.runtime.batch import DecodeBatch, upload, upload_floats
+from looped_spec.runtime.attention import AttentionBackend, PagedContext, PagedRows
+from looped_spec.runtime.batch import DecodeBatch, span_of, upload, upload_floats
 from looped_spec.runtime.early_exit import ExitRule, exit_round
 from looped_spec.runtime.graphs import GraphBackend, GraphRunner
 from looped_spec.runtime.kv_cache import TRASH_BLOCK, KVPool, blocks_for
@@ -273,9 +273,8 @@ class ModelRunner:
         shape = RoundShape.of(len(requests), candidate, mode)
         reader = LogprobReader.of(requests)
         num_positions = longest + candidate.num_speculative_tokens
-        spans: list[Span] = []
-        if self.backend.wants_spans and not unread_tokens:
-            spans = [_span(request) for request in requests]
+        knows = self.backend.wants_spans and not unread_tokens
+        spans = [span_of(request) for request in requests] if knows else []
         numbers = self.graphs.run(shape, depths, num_positions, reader, spans)
         self._num_rounds += 1
         return RoundTicket(self, requests, candidate, depths, numbers, self._num_rounds, reader)
@@ -400,9 +399,3 @@ class ModelRunner:
             for token, chunk in zip(chosen, chunks, strict=True)
         ]
         return tokens_or_none, reader.rows() if reader else []
-
-
-def _span(request: Request) -> Span:
-    """Return where the newest token of a request stands."""
-    block = request.blocks[0] if request.is_one_piece else None
-    return Span(request.num_tokens - 1, request.capacity, block)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from looped_spec.control.plan import RoundFeedback, ShadowCounts, SpeculationPlan
+from looped_spec.errors import NotFiniteError
+from looped_spec.runtime.request import Request
 from looped_spec.runtime.runner import RoundResult
+from looped_spec.runtime.sampler import NOT_FINITE
 
 
 class RoundTally:
@@ -71,3 +74,13 @@ class RoundTally:
     def _agreed(self, column: int) -> tuple[int, ...]:
         matches: Sequence[list[int]] = self._result.shadow
         return tuple(min(row[column], told) for row, told in zip(matches, self._told, strict=True))
+
+
+def check_finite(requests: Sequence[Request], tokens: Sequence[int | None]) -> None:
+    """Raise `NotFiniteError` that names the first request whose token is `NOT_FINITE`."""
+    if NOT_FINITE in tokens:
+        request = requests[tokens.index(NOT_FINITE)]
+        raise NotFiniteError(
+            f"the model computes NaN or infinity for request {request.request_id} after "
+            f"{request.num_tokens} tokens: check its weights, or run it in float32"
+        )
