@@ -393,9 +393,8 @@ class ModelRunner:
             readout_has_planes=self._readout_has_planes,
             on_targets=reader,
         )
-        chosen: list[int] = out.tolist()
         tokens_or_none = [
             token if chunk.ends_prompt or token == NOT_FINITE else None
-            for token, chunk in zip(chosen, chunks, strict=True)
+            for token, chunk in zip(out.tolist(), chunks, strict=True)
         ]
         return tokens_or_none, reader.rows() if reader else []
