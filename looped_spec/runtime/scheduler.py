@@ -270,7 +270,8 @@ class Scheduler:
         hashes = request.block_hashes
         if self.prefix_cache is None or request.saved_cache is not None or hashes is None:
             return False
-        most = (request.num_tokens - 1) // self.block_size
+        # Hashes are of the prompt; who was preempted has to compute its output too.
+        most = min((request.num_tokens - 1) // self.block_size, len(hashes))
         missing = request.num_tokens - num_found * self.block_size
         for other in self.running:
             theirs = other.block_hashes

@@ -57,3 +57,20 @@ def test_who_waits_for_a_prompt_computes_it_when_the_other_is_gone() -> None:
     assert same.num_cached_tokens == BLOCK
     assert same.output_token_ids == oracle_text(PREFIX, GREEDY)
     assert_all_free(engine)
+
+
+def test_who_was_preempted_with_output_looks_no_further_than_its_prompt() -> None:
+    engine = engine_of(max_num_seqs=8)
+    short, long = [*PREFIX], [*PREFIX, *range(40, 60)]
+    params = SamplingParams(temperature=0.0, max_tokens=3 * BLOCK)
+    requests = [engine.add_request(prompt, params) for prompt in (long, short)]
+    while requests[1].num_tokens <= len(short) + BLOCK:
+        engine.step()
+    scheduler = engine.scheduler
+    for request in reversed(requests):
+        scheduler._preempt(request)
+    scheduler.forget_prefixes()  # as if others had taken their blocks meanwhile
+    run_to_end(engine)
+    for request in requests:
+        assert request.output_token_ids == oracle_text(request.prompt_token_ids, params)
+    assert_all_free(engine)
