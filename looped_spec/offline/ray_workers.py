@@ -44,7 +44,7 @@ class RayWorkers:
         self._ray = ray
         try:
             ray.init(
-                address=None if address == LOCAL else address,
+                address=address,  # "local" is a word of Ray's too; none may mean a stale cluster
                 include_dashboard=False if address == LOCAL else None,
                 log_to_driver=False,
                 ignore_reinit_error=True,

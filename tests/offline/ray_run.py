@@ -65,7 +65,7 @@ def main(folder: str, samples: str) -> None:
         device_name=device_name(llm.loaded.device),
     )
     rows = {name: [[n + 3, 7, 9] for n in range(16)] for name in ("easy", "hard")}
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
     workers = RayWorkers("local", folder, OPTIONS, Measurer(llm, plan, rows))
     killer = KillsOne()
     with SampleStore(Path(samples), header_of(plan), resume=False) as store:
