@@ -260,7 +260,9 @@ class GoodputPolicy:
 
     def _learn_cost(self, issued: Issued, k: int, feedback: RoundFeedback) -> None:
         table = self._table
-        if issued.bucket != self._bucket or issued.batch_size != self._batch_size:
+        is_here = self._context_low <= issued.context_tokens < self._context_high
+        is_here = is_here and issued.batch_size == self._batch_size
+        if not is_here or issued.bucket != self._bucket:
             table = self._tables.get(
                 issued.bucket, issued.batch_size, context_bin(issued.context_tokens)
             )

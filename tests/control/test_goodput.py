@@ -228,6 +228,28 @@ def test_a_context_that_grows_is_no_news_of_the_candidate_that_runs_meanwhile() 
         assert one.cost_ms / plain == pytest.approx(ideal, rel=0.01)
 
 
+def test_a_round_that_is_told_of_late_is_compared_with_the_time_of_its_own_context() -> None:
+    """Times rise so steeply behind 2048 tokens that their line, drawn back, falls below zero."""
+    times = {16: 5.0, 2048: 5.1, 4096: 40.0}
+    cells = {
+        (4, context, arm.num_speculative_tokens, arm.draft_loops): analytic_ms(4, arm) * time
+        for context, time in times.items()
+        for arm in ARMS
+    }
+    config = AdaptiveSpecConfig(4, (BatchBucket(1, 16, ARMS, 1),), cost=CostTable.of(cells))
+    target = AdaptiveController(config)
+    plan = target.plan(4, context_tokens=32)
+    before = target.explain().buckets[0].scores
+    target.plan(4, context_tokens=4000)
+    k = plan.candidate.num_speculative_tokens
+    seconds = 5.0 * analytic_ms(4, plan.candidate) / 1000
+    target.observe(RoundFeedback(plan.plan_id, (k,) * 4, (k,) * 4, seconds))
+    target.plan(4, context_tokens=32)
+    after = target.explain().buckets[0].scores
+    for one, other in zip(before, after, strict=True):
+        assert other.cost_ms == pytest.approx(one.cost_ms, rel=0.02)
+
+
 def test_a_depth_that_was_left_for_a_run_of_bad_luck_is_checked_and_taken_up_again() -> None:
     arms = (PLAIN, Candidate(2, 1), Candidate(2, 2))
     cost = CostTable.sampled(ms, arms, (1, 16))
