@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 
 from looped_spec.serve.completions import CompletionEndpoints
 from looped_spec.serve.envelope import METRICS_PATH, Envelope
-from looped_spec.serve.errors import ApiError
+from looped_spec.serve.errors import ApiError, internal_error
 from looped_spec.serve.front import Front, Stage
 from looped_spec.serve.metrics import TEXT_TYPE
 from looped_spec.serve.protocol import ChatBody, CompletionBody
@@ -76,6 +76,7 @@ def create_app(front: Front, status: Status | None = None) -> ASGIApp:
         app.add_api_route(path, _page, methods=["GET"], include_in_schema=False)
     app.add_exception_handler(ApiError, _tell_error)
     app.add_exception_handler(HTTPException, _tell_http_error)
+    app.add_exception_handler(Exception, _tell_internal_error)
     options = front.options
     return Envelope(app, options.api_key, options.api_key_for_metrics)
 
@@ -163,3 +164,8 @@ async def _tell_http_error(request: Request, error: Exception) -> Response:
     messages = {404: "there is nothing at this path", 405: "this path takes another method"}
     message = messages.get(error.status_code, str(error.detail))
     return error_response(ApiError(error.status_code, message, headers=error.headers))
+
+
+async def _tell_internal_error(request: Request, error: Exception) -> Response:
+    """Tell of a mistake of ours; it is raised again behind this answer, and logged outside."""
+    return error_response(internal_error())

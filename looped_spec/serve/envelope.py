@@ -41,14 +41,15 @@ class Envelope:
             await self._app(scope, receive, send)
             return
         request_id = _request_id(Headers(scope=scope))
-        has_started = False
+        has_started = has_ended = False
 
         async def send_with_id(message: Message) -> None:
-            nonlocal has_started
+            nonlocal has_started, has_ended
             if message["type"] == "http.response.start":
                 has_started = True
                 MutableHeaders(scope=message)["X-Request-Id"] = request_id
             await send(message)
+            has_ended = message["type"] == "http.response.body" and not message.get("more_body")
 
         try:
             self._check_key(scope)
@@ -56,6 +57,8 @@ class Envelope:
         except Exception as error:
             if not isinstance(error, ApiError):
                 logger.exception("%s %s failed", scope["method"], request_id)
+            if has_ended:
+                return
             if has_started:
                 raise  # the connection is closed in the middle, so that the client notices
             known = error if isinstance(error, ApiError) else internal_error()

@@ -154,7 +154,7 @@ def _template_arguments(tokenizer: Tokenizer | None) -> frozenset[str]:
         return frozenset()
     own = inspect.signature(tokenizer.inner.apply_chat_template).parameters.values()
     named = (one.name for one in own if one.kind is not inspect.Parameter.VAR_KEYWORD)
-    return frozenset({"messages", *named})
+    return frozenset({"self", "messages", *named})
 
 
 def _longest_token(tokenizer: Tokenizer | None) -> int:

@@ -222,3 +222,19 @@ def test_a_mistake_of_the_engines_thread_itself_ends_what_runs_and_nothing_more(
         assert [reply.status for reply in failed] == [500] * 3
     _, good = all_together(own)
     assert_others_are_unharmed(own, good, expected)
+
+
+def test_a_mistake_of_the_servers_own_is_told_as_any_error_and_logged_once(
+    own: LiveServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: Any) -> None:
+        raise RuntimeError("private")
+
+    caplog.set_level(logging.ERROR, "looped_spec")
+    monkeypatch.setattr(own.front.encoder, "encode", fail)
+    bad = own.client.complete("the cat")
+    assert (bad.status, bad.error["code"]) == (500, "internal_error")
+    assert "private" not in bad.error["message"]
+    assert "x-request-id" in bad.headers
+    until(lambda: bool(caplog.records))
+    assert [record.name for record in caplog.records] == ["looped_spec.serve.envelope"]

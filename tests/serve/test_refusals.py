@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 from client import JSON_TYPE
 from live_server import LiveServer, running
+from pydantic import ValidationError
 
 from looped_spec.errors import CapacityError
+from looped_spec.serve.errors import ApiError
 from looped_spec.serve.fields import CHAT_REFUSED, COMPLETION_REFUSED
-from looped_spec.serve.protocol import ChatBody, CompletionBody
+from looped_spec.serve.protocol import ChatBody, CompletionBody, check_body
 
 MESSAGES = [{"role": "user", "content": "the cat"}]
 
@@ -100,6 +102,7 @@ def test_a_completion_that_cannot_be_given_is_refused_by_the_fields_name(
         ({"chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs", "'tokenize'"),
         ({"chat_template_kwargs": {"tools": [{}]}}, "chat_template_kwargs", "'tools'"),
         ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs", "not set 'chat"),
+        ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs", "not set 'self'"),
         ({"chat_template_kwargs": 3}, "chat_template_kwargs", "valid dictionary"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "two names of one limit"),
     ],
@@ -206,6 +209,13 @@ def test_a_body_over_the_limit_is_refused_without_being_read(server: LiveServer)
             assert part, answer
             answer += part
         assert answer.startswith(b"HTTP/1.1 413 ")
+
+
+def test_the_first_of_very_many_wrong_messages_is_the_only_one_that_is_looked_at() -> None:
+    with pytest.raises(ApiError, match=r"^messages\[0\]: ") as caught:
+        check_body(ChatBody, {"messages": [1] * 1000})
+    assert isinstance(caught.value.__cause__, ValidationError)
+    assert caught.value.__cause__.error_count() == 1
 
 
 def test_an_unknown_field_of_any_characters_is_named_and_cut(server: LiveServer) -> None:
