@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from looped_spec.adapter import StageContext
-from looped_spec.layers.kernels import LayerKernels
+from looped_spec.layers.kernels import TakesKernels
 from looped_spec.layers.merged import MergedLinear
 from looped_spec.layers.rotary import apply_rotary
 
 
-class RotaryAttention(nn.Module):
+class RotaryAttention(nn.Module, TakesKernels):
     """Grouped-query attention without biases; its KV plane is chosen by the caller.
 
     The query width `num_heads * head_dim` need not be the hidden size. Names of the parameters are
@@ -28,7 +28,6 @@ class RotaryAttention(nn.Module):
             hidden_size, {"q_proj": num_heads * head_dim, "k_proj": kv_rows, "v_proj": kv_rows}
         )
         self.o_proj = nn.Linear(num_heads * head_dim, hidden_size, bias=False)
-        self.kernels: LayerKernels | None = None
 
     def forward(
         self, x: Tensor, rotary: tuple[Tensor, Tensor], plane: int, ctx: StageContext

@@ -7,6 +7,12 @@ from typing import Protocol
 from torch import Tensor
 
 
+class TakesKernels:
+    """A part of a model that lets kernels do what they can; None leaves all to PyTorch."""
+
+    kernels: LayerKernels | None = None
+
+
 class LayerKernels(Protocol):
     """Stands for several operations of PyTorch each; layers keep the plain ones beside it."""
 

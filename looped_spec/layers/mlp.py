@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from looped_spec.layers.kernels import LayerKernels
+from looped_spec.layers.kernels import TakesKernels
 from looped_spec.layers.merged import MergedLinear
 
 
-class SwiGLU(nn.Module):
+class SwiGLU(nn.Module, TakesKernels):
     """down(silu(gate(x)) * up(x)) without biases; gate and up are merged, gate rows first."""
 
     def __init__(self, hidden_size: int, intermediate_size: int) -> None:
@@ -18,7 +18,6 @@ class SwiGLU(nn.Module):
             hidden_size, {"gate_proj": intermediate_size, "up_proj": intermediate_size}
         )
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)
-        self.kernels: LayerKernels | None = None
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [..., hidden] for `x` of that shape, any float dtype."""

@@ -8,10 +8,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from looped_spec.layers.kernels import LayerKernels
+from looped_spec.layers.kernels import TakesKernels
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(nn.Module, TakesKernels):
     """RMSNorm computed in fp32, rounded to the activation dtype, then scaled (the order of the
     Llama family)."""
 
@@ -19,7 +19,6 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.eps = eps
-        self.kernels: LayerKernels | None = None
         # On the CPU also while a model is built on the meta device: they are no weights.
         self._root_of_size = torch.tensor(math.sqrt(size), device="cpu")
         self._root_of_eps = torch.tensor(math.sqrt(size * eps), device="cpu")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from looped_spec.layers.native import BuildError, Kernels, serves, use_kernels
 from looped_spec.layers.native.build import load_library
 from looped_spec.layers.norm import RMSNorm
 from looped_spec.layers.rotary import RotaryAngles, apply_rotary
+from looped_spec.settings import c_compiler
 
 # fp32 roundings of a few hundred terms of size 1
 TOLERANCE = 2e-6
@@ -114,6 +116,13 @@ def test_layers_leave_to_torch_what_the_kernels_do_not_take(kernels: Kernels) ->
     assert use_kernels(norm, None) == 1 and norm.kernels is None
 
 
+def test_a_part_whose_kernels_are_something_else_keeps_them() -> None:
+    part = nn.Module()
+    part.kernels = [3, 5]  # type: ignore[assignment]
+    assert use_kernels(nn.Sequential(part), None) == 0
+    assert part.kernels == [3, 5]
+
+
 def test_a_copy_of_a_layer_shares_them(kernels: Kernels) -> None:
     norm = RMSNorm(8, 1e-6)
     use_kernels(norm, kernels)
@@ -129,6 +138,27 @@ def test_they_are_compiled_once_for_a_cache(
     made = library.stat().st_mtime_ns
     load_library.__wrapped__()
     assert library.stat().st_mtime_ns == made
+
+
+def test_a_cache_that_others_may_write_to_is_not_used(
+    kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    folder = tmp_path / "looped-spec"
+    folder.mkdir()
+    folder.chmod(0o777)
+    load_library.__wrapped__()
+    assert not list(folder.iterdir())
+
+
+def test_a_compiler_that_is_more_than_a_word_links_too(
+    kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("CC", f"env {c_compiler() or 'cc'}")  # as in CC="ccache gcc"
+    load_library.__wrapped__()
+    assert len(list((tmp_path / "looped-spec").iterdir())) == 1
 
 
 @pytest.mark.parametrize(

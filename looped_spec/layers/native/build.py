@@ -43,13 +43,13 @@ def load_library() -> ctypes.CDLL:
     reasons = []
     # The threads of PyTorch's OpenMP are used, or none: a second pool would fight with them.
     for openmp in ("-fopenmp", "-fopenmp-simd"):
-        command = [*compiler, *_FLAGS, native, openmp]
+        flags = [*_FLAGS, native, openmp]
         try:
-            return ctypes.CDLL(str(_compiled(command)), mode=os.RTLD_NOW)
+            return ctypes.CDLL(str(_compiled(compiler, flags)), mode=os.RTLD_NOW)
         except (OSError, subprocess.SubprocessError) as error:
             output = getattr(error, "stderr", None) or str(error)
             reasons.append(output.strip().splitlines()[-1] if output.strip() else repr(error))
-            logger.debug("kernels do not build with %s: %s", " ".join(command), output)
+            logger.debug("kernels do not build with %s: %s", " ".join(flags), output)
     raise BuildError(f"{compiler[0]} cannot build them: {reasons[-1]}")
 
 
@@ -60,8 +60,9 @@ def _known_compiler() -> list[str]:
     raise BuildError("no C compiler (cc, gcc, clang, or the one that CC names)")
 
 
-def _compiled(command: list[str]) -> Path:
-    """Return the library that `command` makes of the source."""
+def _compiled(compiler: list[str], flags: list[str]) -> Path:
+    """Return the library that the compiler makes of the source with these flags."""
+    command = [*compiler, *flags]
     processor = platform.processor() or platform.machine()
     key = "\0".join((*command, processor, _processor_flags(), sys.platform, _SOURCE.read_text()))
     name = hashlib.sha256(key.encode()).hexdigest()[:20]
@@ -71,7 +72,7 @@ def _compiled(command: list[str]) -> Path:
         return library
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         compiled, linked = Path(scratch) / "kernels.o", Path(scratch) / "kernels.so"
-        linker = [command[0], "-shared", str(compiled), "-lm", "-o", str(linked)]
+        linker = [*compiler, "-shared", str(compiled), "-lm", "-o", str(linked)]
         for step in ([*command, "-c", str(_SOURCE), "-o", str(compiled)], linker):
             subprocess.run(step, check=True, capture_output=True, text=True, timeout=_SECONDS)
         linked.replace(library)  # whole or not at all, should two processes build
@@ -82,7 +83,9 @@ def _cache_folder() -> Path:
     try:
         folder = cache_folder() / "looped-spec"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if os.access(folder, os.W_OK) and folder.stat().st_uid == os.getuid():
+        found = folder.stat()
+        is_ours_alone = found.st_uid == os.getuid() and not found.st_mode & 0o022
+        if is_ours_alone and os.access(folder, os.W_OK):  # what lies there is run
             return folder
     except (OSError, RuntimeError) as error:  # there may be no home
         logger.debug("no cache for compiled kernels: %s", error)
