@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 
 import pytest
+import torch
 
 from looped_spec import LLM, SamplingParams
 from looped_spec.errors import ConfigError, UnsupportedError
 from looped_spec.layers.native import BuildError, Kernels
-from looped_spec.runtime.attention import SdpaBackend
+from looped_spec.runtime.attention import PagedRows, SdpaBackend
 from looped_spec.runtime.attention.native import NativeBackend
+from looped_spec.runtime.kv_cache import KVPool
 
 PROMPTS = [[5, 6, 7, 8], [9] * 20, [30, 31]]
 
@@ -46,6 +48,27 @@ def test_a_run_has_them_or_torch_as_it_says(caplog: pytest.LogCaptureFixture) ->
     default = LLM("demo:ouro", dtype="float32", max_model_len=32)
     assert type(default.engine.runner.backend) is SdpaBackend
     assert default.loaded.adapter.module.model.norm.kernels is None  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("k", [3, 16])
+def test_no_round_reads_tables_wider_than_its_texts(
+    k: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows beyond `_MOST_ROWS` gather all that tables are wide."""
+    widths = []
+    prepare = NativeBackend.prepare
+
+    def watched(
+        self: NativeBackend, positions: torch.Tensor, rows: PagedRows, pool: KVPool
+    ) -> object:
+        widths.append(rows.block_tables.shape[1] * pool.block_size)
+        return prepare(self, positions, rows, pool)
+
+    monkeypatch.setattr(NativeBackend, "prepare", watched)
+    llm = LLM("demo:ouro", cpu_kernels="native", num_speculative_tokens=k, max_model_len=512)
+    llm.generate([[5] * 8], SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True))
+    assert len(widths) > 1
+    assert max(widths) <= 64
 
 
 def test_attention_that_is_named_stays(caplog: pytest.LogCaptureFixture) -> None:

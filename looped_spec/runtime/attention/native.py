@@ -32,7 +32,6 @@ class NativeBackend(SdpaBackend):
     """
 
     name = "native"
-    cost_follows_width = False
     wants_spans = False
 
     def __init__(self, kernels: Kernels | None = None) -> None:
