@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import sys
 from collections.abc import Iterable
+from typing import TypeGuard
 
 
 class LoopedSpecError(Exception):
@@ -52,7 +53,7 @@ def reject_unknown(given: Iterable[str], known: Iterable[str], what: str) -> Non
 def check_int(name: str, value: object, low: int | None = None, high: int | None = None) -> None:
     """Raise `ConfigError` with name, value and range unless `value` is an integer in it."""
     if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(f"{name} must be an integer, got {value!r}")
+        raise ConfigError(f"{name} must be an integer, got {value!r:.60}")
     below = low is not None and value < low
     if below or (high is not None and value > high):
         bound = f"at least {low}" if high is None else f"between {low} and {high}"
@@ -60,11 +61,24 @@ def check_int(name: str, value: object, low: int | None = None, high: int | None
         raise ConfigError(f"{name} must be {bound}, got {shown}")
 
 
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Tell whether a value is a finite number that fits a float; true and false are none."""
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and -sys.float_info.max <= value <= sys.float_info.max
+    )
+
+
 def check_number(name: str, value: object, low: float) -> None:
     """Raise `ConfigError` with name and value unless `value` is a finite number from `low` up."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        if low <= value <= sys.float_info.max:
-            return
-        if isinstance(value, int) and value.bit_length() >= 200:
-            value = f"a number of {value.bit_length()} bits"
-    raise ConfigError(f"{name} must be a finite number of at least {low:g}, got {value!r}")
+    if not is_number(value) or value < low:
+        shown = shown_number(value)
+        raise ConfigError(f"{name} must be a finite number of at least {low:g}, got {shown}")
+
+
+def shown_number(value: object) -> str:
+    """Return what a wrong value is called in a message: never hundreds of digits."""
+    if isinstance(value, int) and value.bit_length() >= 200:
+        return f"a number of {value.bit_length()} bits"
+    return f"{value!r:.60}"

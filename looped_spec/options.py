@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +16,9 @@ from looped_spec.errors import (
     UnsupportedError,
     check_int,
     closest,
+    is_number,
     reject_unknown,
+    shown_number,
 )
 
 CPU_LINEARS = ("auto", "plain", "transposed", "onednn", "exact_fp16")
@@ -298,12 +299,9 @@ class EngineOptions:
 
     def _check_early_exit(self) -> None:
         threshold = self.exit_threshold
-        if threshold is not None and (
-            isinstance(threshold, bool)
-            or not isinstance(threshold, int | float)
-            or not math.isfinite(threshold)
-        ):
-            raise ConfigError(f"exit_threshold must be a finite number, got {threshold!r}")
+        if threshold is not None and not is_number(threshold):
+            shown = shown_number(threshold)
+            raise ConfigError(f"exit_threshold must be a finite number, got {shown}")
         if not self.early_exit and (self.min_loops is not None or self.max_loops is not None):
             raise ConfigError(
                 "min_loops and max_loops belong to early exit: give exit_threshold too, or "

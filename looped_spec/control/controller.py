@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -97,7 +97,7 @@ class AdaptiveController:
         """
         if batch_size < 1:
             batch_size = 1
-        if not 0 <= context_tokens < math.inf:  # also NaN
+        if not 0 <= context_tokens <= sys.float_info.max:  # also NaN
             context_tokens = 0
         bucket = self._bucket_of(batch_size)
         choice = self._policy.choose(bucket, batch_size, context_tokens, new_requests)

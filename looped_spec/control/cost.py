@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from looped_spec.control.plan import PLAIN, Candidate
-from looped_spec.errors import ConfigError, check_int, reject_unknown
+from looped_spec.errors import ConfigError, check_int, is_number, reject_unknown, shown_number
 
 SCHEMA_VERSION = 1
 _KEYS = ("schema_version", "cells", "fingerprint")
@@ -54,8 +54,9 @@ class CostTable:
             check_int("num_speculative_tokens of a cost cell", cell.num_speculative_tokens, 0)
             check_int("draft_loops of a cost cell", cell.draft_loops, 0)
             ms = cell.ms
-            if isinstance(ms, bool) or not isinstance(ms, int | float) or not 0 < ms < math.inf:
-                raise ConfigError(f"ms of a cost cell must be a positive number, got {ms!r}")
+            if not is_number(ms) or ms <= 0:
+                shown = shown_number(ms)
+                raise ConfigError(f"ms of a cost cell must be a positive number, got {shown}")
             if (cell.num_speculative_tokens == 0) != (cell.draft_loops == 0):
                 raise ConfigError(
                     "a cost cell has draft_loops 0 exactly if num_speculative_tokens is 0, got "

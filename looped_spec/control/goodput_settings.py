@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
-from looped_spec.errors import ConfigError
+from looped_spec.errors import ConfigError, is_number, shown_number
 
 _RANGES: dict[str, tuple[float, float]] = {
     "evidence_trials": (8.0, 1e6),
@@ -135,8 +135,8 @@ class GoodputSettings:
 
 def check_number(name: str, value: object, low: float, high: float = math.inf) -> None:
     """Raise `ConfigError` with name, value and range unless `value` is a number in it."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise ConfigError(f"{name} must be a finite number, got {value!r}")
+    if not is_number(value):
+        raise ConfigError(f"{name} must be a finite number, got {shown_number(value)}")
     if not low <= value <= high:
         bound = f"at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
         raise ConfigError(f"{name} must be {bound}, got {value:g}")

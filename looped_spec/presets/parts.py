@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import datetime
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from looped_spec.errors import ConfigError, check_int
+from looped_spec.errors import ConfigError, check_int, is_number, shown_number
 from looped_spec.presets.fields import (
     as_list,
     as_object,
@@ -57,13 +56,10 @@ class AcceptanceEntry:
         for name in ("accepted", "trials"):
             counts = tuple(as_list(getattr(self, name), f"{name} of acceptance"))
             for count in counts:
-                if (
-                    isinstance(count, bool)
-                    or not isinstance(count, int | float)
-                    or not 0 <= count < math.inf
-                ):
+                if not is_number(count) or count < 0:
+                    shown = shown_number(count)
                     raise ConfigError(
-                        f"{name} of acceptance must be numbers of at least 0, got {count!r:.40}"
+                        f"{name} of acceptance must be numbers of at least 0, got {shown}"
                     )
             object.__setattr__(self, name, counts)
         if len(self.accepted) != len(self.trials) or not self.trials:

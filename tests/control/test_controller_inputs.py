@@ -35,7 +35,7 @@ def test_any_batch_size_gets_a_candidate_of_a_bucket(policy: str, batch_size: in
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("context_tokens", [float("nan"), float("inf"), -3.0])
+@pytest.mark.parametrize("context_tokens", [float("nan"), float("inf"), -3.0, 10**400])
 def test_a_context_that_is_no_length_is_taken_as_none(policy: str, context_tokens: float) -> None:
     odd, plain = trained(policy), trained(policy)
     assert odd.plan(4, context_tokens=context_tokens) == plain.plan(4, context_tokens=0)
