@@ -23,6 +23,7 @@ MANY = [
     SamplingParams(temperature=0.8, seed=7, top_k=4, max_tokens=14),
 ]
 CHOICES = [(0, 0), (1, 1), (3, 2)]
+TEXTS = (*PROMPTS, [*PROMPTS[0], *range(14, 20)])  # the last begins as the first
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -48,9 +49,11 @@ class EngineMachine(RuleBasedStateMachine):
         self.engine.candidates = frozenset(Candidate(*one) for one in CHOICES)
         self.open: list[tuple[Request, int, SamplingParams]] = []
 
-    @rule(prompt=st.integers(0, 2), params=st.sampled_from(MANY), same_id=st.booleans())
+    @rule(
+        prompt=st.integers(0, len(TEXTS) - 1), params=st.sampled_from(MANY), same_id=st.booleans()
+    )
     def add(self, prompt: int, params: SamplingParams, same_id: bool) -> None:
-        request = self.engine.add_request(PROMPTS[prompt], params)
+        request = self.engine.add_request(TEXTS[prompt], params)
         if same_id:  # a number says nothing about who it is
             request.request_id = 0
         self.open.append((request, prompt, params))
@@ -73,7 +76,7 @@ class EngineMachine(RuleBasedStateMachine):
             self.engine.drop([request])
         elif request.finish_reason is None:
             self.engine.abort(request)
-        text = oracle_text(PROMPTS[prompt], params)
+        text = oracle_text(TEXTS[prompt], params)
         assert request.output_token_ids == text[: len(request.output_token_ids)]
         assert request.row < 0 and not request.blocks
 
@@ -94,7 +97,7 @@ class EngineMachine(RuleBasedStateMachine):
             return
         run_to_end(self.engine)
         for request, prompt, params in self.open:
-            assert request.output_token_ids == oracle_text(PROMPTS[prompt], params)
+            assert request.output_token_ids == oracle_text(TEXTS[prompt], params)
         assert_all_free(self.engine)
 
 
