@@ -43,6 +43,7 @@ class CudaGraphs(GraphBackend):
         self._device = device
         self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
+        self._broken_off: list[torch.cuda.CUDAGraph] = []
 
     def capture(self, function: Callable[[], object], tensors: Sequence[Tensor]) -> Replay:
         """Run once, so that kernels are compiled and chosen, then capture."""
@@ -54,10 +55,16 @@ class CudaGraphs(GraphBackend):
             current.wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
             # Other threads may talk to the device meanwhile, a server's for instance.
-            with torch.cuda.graph(
-                graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
-            ):
-                function()
+            try:
+                with torch.cuda.graph(
+                    graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
+                ):
+                    function()
+            except torch.OutOfMemoryError:
+                # Its end would free what cuBLAS works in on this stream, with which the graphs
+                # before it run (pytorch/pytorch#193402).
+                self._broken_off.append(graph)
+                raise
         return graph.replay
 
     def free_bytes(self) -> int:

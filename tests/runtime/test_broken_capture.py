@@ -1,0 +1,67 @@
+"""A capture that memory breaks off, as far as that can be seen without a CUDA device."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import weakref
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import pytest
+import torch
+
+from looped_spec.runtime.graphs import CudaGraphs
+
+
+class Graph:
+    """Stands for `torch.cuda.CUDAGraph`."""
+
+    made: ClassVar[list[weakref.ref[Graph]]] = []
+
+    def __init__(self) -> None:
+        self.made.append(weakref.ref(self))
+
+    def replay(self) -> None:
+        """Do nothing."""
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> CudaGraphs:
+    """Captures on a device that is not there."""
+    stream = SimpleNamespace(wait_stream=lambda _: None)
+
+    def nothing(*_: Any, **__: Any) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    monkeypatch.setattr(Graph, "made", [])
+    for name, stand_in in {
+        "Stream": lambda _: stream,
+        "current_stream": lambda: stream,
+        "graph_pool_handle": lambda: (0, 1),
+        "CUDAGraph": Graph,
+        "device": nothing,
+        "stream": nothing,
+        "graph": nothing,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    return CudaGraphs(torch.device("cuda", 0))
+
+
+def test_a_graph_that_memory_broke_off_lives_as_long_as_those_before_it(
+    backend: CudaGraphs,
+) -> None:
+    """When it ends, PyTorch frees what cuBLAS works in on its stream; the others use that."""
+    replay = backend.capture(lambda: None, [])
+    warmed_up = []
+
+    def runs_out_when_captured() -> None:
+        if warmed_up:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        warmed_up.append(True)
+
+    with contextlib.suppress(torch.OutOfMemoryError):
+        backend.capture(runs_out_when_captured, [])
+    gc.collect()
+    assert warmed_up and [graph() is not None for graph in Graph.made] == [True, True]
+    replay()
