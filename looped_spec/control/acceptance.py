@@ -137,11 +137,11 @@ class AcceptanceModel:
         brings the estimates up to date, `couple` those of all depths."""
         if not counts:
             return NONE
+        if self._review is not None and self._contradicts(self._review, depth, counts, hits):
+            return BACK
         if depth != self._stale_depth:
             self.update()
             self._stale_depth = depth
-        if self._review is not None and self._contradicts(self._review, depth, counts, hits):
-            return BACK
         levels = self.levels
         first = counts[0]
         share = first / self.memory_trials

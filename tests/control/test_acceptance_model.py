@@ -190,6 +190,17 @@ def test_a_change_that_is_borne_out_stands() -> None:
     assert target.tokens[1][1] == pytest.approx(1.2, abs=0.1)
 
 
+def test_estimates_are_brought_up_to_date_during_a_review_too() -> None:
+    target = model()
+    believe(target, 1, [0.9] * LONGEST)
+    bad_luck(target, 1)
+    before = target.chances(1)[1]
+    assert target.record(1, [8, 3], [3, 3]) == NONE
+    assert target.unproven == 1
+    target.update()
+    assert target.chances(1)[1] > before
+
+
 def test_a_state_that_is_saved_during_a_review_goes_on_without_it() -> None:
     target = model()
     believe(target, 1, [0.9] * LONGEST)
