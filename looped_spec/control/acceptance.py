@@ -341,6 +341,8 @@ class AcceptanceModel:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from `state_dict`."""
         self._restore(state)
+        if any(value < 0.0 for row in (*self._hits, *self._trials) for value in row):
+            raise ValueError("hits and trials must be at least 0")
         self._review = None
         self._detector.restore(state["detector"])
         self._recent.clear()

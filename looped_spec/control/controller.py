@@ -14,6 +14,7 @@ from looped_spec.control.explain import BucketExplanation, Explanation
 from looped_spec.control.goodput import GoodputPolicy
 from looped_spec.control.plan import Candidate, RoundFeedback, SpeculationPlan
 from looped_spec.control.policy import CandidatePolicy, Issued
+from looped_spec.control.state_shape import check_alike
 from looped_spec.control.static import StaticPolicy
 from looped_spec.control.stats import (
     MAX_RUNS,
@@ -218,10 +219,11 @@ class AdaptiveController:
         policy = _POLICIES[self.config.policy](self.config)  # a document that fails leaves no trace
         try:
             json.dumps(state["learnt"], allow_nan=False)  # raises for NaN and infinities
+            check_alike(state["learnt"], policy.state_dict())
             policy.load_state_dict(state["learnt"])
             next_id, bucket, below = (int(state[n]) for n in ("next_id", "bucket", "rounds_below"))
-            current = [policy.current(index) for index in range(len(self._candidates))]
-        except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+            current = [int(policy.current(index)) for index in range(len(self._candidates))]
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
             raise ConfigError(
                 f"the state is not one of this configuration: {type(error).__name__}: {error}"
             ) from error

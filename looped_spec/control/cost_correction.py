@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from looped_spec.control.goodput_settings import check_number
 from looped_spec.control.plan import PLAIN, Candidate
+from looped_spec.errors import check_int
 
 OUTLIER = math.log(3.0)
 """A round that takes this much longer than expected, such as the first one of a shape that is
@@ -32,6 +34,10 @@ NOISE_FLOOR = 0.01
 MOST = 10.0
 """A measured time that is off by more than e to this power is that of a broken clock, whose numbers
 would overflow."""
+
+_FARTHEST = 20.0 * MOST
+_MOST_ROUNDS = 10**12
+"""A saved state beyond these was never learnt."""
 
 
 class Cell:
@@ -262,8 +268,12 @@ class CostCorrection:
         for key, (mean, rounds, outliers) in state["cells"].items():
             size, context, k, d = map(int, key.split(","))
             cell = self.cell(size, context, Candidate(k, d))
-            cell.mean, cell.rounds, cell.outliers = float(mean), int(rounds), int(outliers)
-        self.common = float(state["common"])
-        self._noise = float(state["noise"])
+            check_number("log-ratio of a cell", mean, -_FARTHEST, _FARTHEST)
+            check_int("rounds of a cell", rounds, 0, _MOST_ROUNDS)
+            check_int("outliers of a cell", outliers, 0, _MOST_ROUNDS)
+            cell.mean, cell.rounds, cell.outliers = float(mean), rounds, outliers
+        check_number("common log-ratio", state["common"], -_FARTHEST, _FARTHEST)
+        check_number("noise of log-ratios", state["noise"], NOISE_FLOOR, _FARTHEST)
+        self.common, self._noise = float(state["common"]), float(state["noise"])
         self._odd = None
         self._regroup()

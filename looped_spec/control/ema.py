@@ -10,9 +10,11 @@ from typing import Any
 
 from looped_spec.control.config import AdaptiveSpecConfig, BatchBucket
 from looped_spec.control.cost_model import CostModel
+from looped_spec.control.goodput_settings import check_number
 from looped_spec.control.plan import PLAIN, RoundFeedback
 from looped_spec.control.policy import CandidateScore, Choice, Issued, is_consistent
 from looped_spec.control.thresholds import break_even, draft_acceptance_rate, shifted
+from looped_spec.errors import ConfigError, check_int
 
 THRESHOLD_CONTEXT = 512
 """Context, in tokens, at which thresholds are derived from a cost table."""
@@ -38,6 +40,17 @@ class BucketState:
     probe_left: int = 0
     probe_seen: int = 0
     reason: str = "initial"
+
+    def check(self) -> None:
+        """Raise `ConfigError` unless everything is what it should be; a document may hold any."""
+        for value in self.ema:
+            check_number("ema of a bucket", value, 0.0, 1.0)
+        for name in ("position", "since_move", "waited", "interval", "probe_left", "probe_seen"):
+            check_int(f"{name} of a bucket", getattr(self, name), 0)
+        for value in self.rounds:
+            check_int("rounds of a bucket", value, 0)
+        if not isinstance(self.is_off, bool) or not isinstance(self.reason, str):
+            raise ConfigError("is_off and reason of a bucket must be true or false, and a text")
 
 
 @dataclass(frozen=True)
@@ -150,6 +163,7 @@ class EmaPolicy:
         """Continue from `state_dict`."""
         states = [BucketState(**bucket) for bucket in state["buckets"]]
         for mine, loaded in zip(self._states, states, strict=True):
+            loaded.check()
             if len(loaded.ema) != len(mine.ema) or len(loaded.rounds) != len(mine.rounds):
                 raise ValueError("buckets have other numbers of candidates")
         self._states = states

@@ -121,6 +121,54 @@ def test_a_state_of_other_candidates_is_refused(policy: str) -> None:
             controller.load_state_dict(changed)
 
 
+@pytest.mark.parametrize(
+    ("policy", "path", "value"),
+    [
+        ("ema", ("buckets", 0, "ema", 0), "a"),
+        ("ema", ("buckets", 0, "ema", 0), 1e308),
+        ("ema", ("buckets", 0, "rounds", 0), -1),
+        ("ema", ("buckets", 0, "position"), {}),
+        ("ema", ("buckets", 0, "waited"), []),
+        ("ema", ("buckets", 0, "is_off"), 3),
+        ("goodput", ("acceptance", "trials", 0, 0), -1.0),
+        ("goodput", ("acceptance", "hits"), []),
+        ("goodput", ("explorer", "doubt"), []),
+        ("goodput", ("incumbent", "left", 0), []),
+        ("goodput", ("incumbent", "lead"), "a"),
+        ("goodput", ("cost", "common"), 1e9),
+        ("goodput", ("cost", "noise"), 0.0),
+        ("goodput", ("acceptance", "trials", 0, 0), 10**400),
+    ],
+)
+def test_a_state_with_a_value_of_another_kind_is_refused(
+    policy: str, path: tuple[Any, ...], value: Any
+) -> None:
+    controller = trained(policy)
+    state = copy.deepcopy(controller.state_dict())
+    part = state["learnt"]
+    for key in path[:-1]:
+        part = part[key]
+    part[path[-1]] = value
+    with pytest.raises(ConfigError):
+        controller.load_state_dict(state)
+
+
+@pytest.mark.parametrize(("place", "value"), [(0, 1e9), (1, -1), (1, 10**400), (2, None)])
+def test_a_state_with_an_impossible_cell_is_refused(place: int, value: Any) -> None:
+    controller = trained("goodput")
+    state = copy.deepcopy(controller.state_dict())
+    next(iter(state["learnt"]["cost"]["cells"].values()))[place] = value
+    with pytest.raises(ConfigError):
+        controller.load_state_dict(state)
+
+
+@pytest.mark.parametrize("name", ["next_id", "bucket", "rounds_below"])
+def test_a_state_whose_counts_are_infinite_is_refused(name: str) -> None:
+    controller = trained("goodput")
+    with pytest.raises(ConfigError, match="OverflowError"):
+        controller.load_state_dict(controller.state_dict() | {name: math.inf})
+
+
 def test_a_state_with_numbers_that_are_none_is_refused() -> None:
     controller = trained("goodput")
     state = copy.deepcopy(controller.state_dict())
