@@ -140,6 +140,21 @@ def test_they_are_compiled_once_for_a_cache(
     assert library.stat().st_mtime_ns == made
 
 
+@pytest.mark.parametrize("kept", [0, 8000])
+def test_half_a_library_in_the_cache_is_made_anew(
+    kept: int, kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    load_library.__wrapped__()
+    (library,) = (tmp_path / "looped-spec").iterdir()
+    whole = library.read_bytes()
+    library.unlink()  # it is mapped into this process
+    library.write_bytes(whole[:kept])
+    load_library.__wrapped__()
+    (library,) = (tmp_path / "looped-spec").iterdir()
+    assert library.read_bytes() == whole
+
+
 def test_a_cache_that_others_may_write_to_is_not_used(
     kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -162,7 +177,12 @@ def test_a_compiler_that_is_more_than_a_word_links_too(
 
 
 @pytest.mark.parametrize(
-    ("compiler", "message"), [("no-such-cc-1", "no-such-cc-1"), ("false", "false cannot build")]
+    ("compiler", "message"),
+    [
+        ("no-such-cc-1", "no-such-cc-1"),
+        ("false", "false cannot build"),
+        ("cc '", "CC is no command: No closing"),
+    ],
 )
 def test_without_a_compiler_it_says_so(
     compiler: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -38,7 +38,10 @@ def load_library() -> ctypes.CDLL:
     Raises:
         BuildError: no compiler, or none of the ways to compile succeeds.
     """
-    compiler = shlex.split(c_compiler()) or _known_compiler()
+    try:
+        compiler = shlex.split(c_compiler()) or _known_compiler()
+    except ValueError as error:
+        raise BuildError(f"CC is no command: {error}") from error
     native = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
     reasons = []
     # The threads of PyTorch's OpenMP are used, or none: a second pool would fight with them.
@@ -67,16 +70,23 @@ def _compiled(compiler: list[str], flags: list[str]) -> Path:
     key = "\0".join((*command, processor, _processor_flags(), sys.platform, _SOURCE.read_text()))
     name = hashlib.sha256(key.encode()).hexdigest()[:20]
     folder = _cache_folder()
-    library = folder / f"kernels-{name}.so"
-    if library.exists():
-        return library
+    for library in folder.glob(f"kernels-{name}-*.so"):
+        if library.stem.endswith(_digest(library)):
+            return library
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         compiled, linked = Path(scratch) / "kernels.o", Path(scratch) / "kernels.so"
         linker = [*compiler, "-shared", str(compiled), "-lm", "-o", str(linked)]
         for step in ([*command, "-c", str(_SOURCE), "-o", str(compiled)], linker):
             subprocess.run(step, check=True, capture_output=True, text=True, timeout=_SECONDS)
+        library = folder / f"kernels-{name}-{_digest(linked)}.so"
         linked.replace(library)  # whole or not at all, should two processes build
     return library
+
+
+def _digest(library: Path) -> str:
+    """Return what the end of a library's name must be: half of one, as a full disk or a crash
+    leaves it, would end the process that loads it."""
+    return hashlib.sha256(library.read_bytes()).hexdigest()[:20]
 
 
 def _cache_folder() -> Path:
