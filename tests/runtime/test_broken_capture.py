@@ -53,7 +53,7 @@ def test_a_graph_that_memory_broke_off_lives_as_long_as_those_before_it(
 ) -> None:
     """When it ends, PyTorch frees what cuBLAS works in on its stream; the others use that."""
     replay = backend.capture(lambda: None, [])
-    warmed_up = []
+    warmed_up: list[bool] = []
 
     def runs_out_when_captured() -> None:
         if warmed_up:
