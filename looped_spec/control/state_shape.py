@@ -7,8 +7,8 @@ from typing import Any
 
 from looped_spec.control.goodput_settings import check_number
 
-_MOST = 1e15
-"""No count or sum of a controller reaches this; behind it, sums of integers would be rounded."""
+_MOST = 1e150
+"""No number of a controller reaches this, not even evidence, whose weight grows up to 1e100."""
 
 
 def check_alike(state: Any, own: Any, where: str = "learnt") -> None:

@@ -153,6 +153,17 @@ def test_a_state_with_a_value_of_another_kind_is_refused(
         controller.load_state_dict(state)
 
 
+def test_the_state_of_a_long_life_whose_evidence_weighs_much_is_taken() -> None:
+    controller = trained("goodput")
+    state = copy.deepcopy(controller.state_dict())
+    evidence = state["learnt"]["acceptance"]
+    evidence["weight"] *= 1e99
+    for name in ("hits", "trials"):
+        evidence[name] = [[1e99 * value for value in row] for row in evidence[name]]
+    controller.load_state_dict(state)
+    assert controller.state_dict()["learnt"]["acceptance"]["weight"] == evidence["weight"]
+
+
 @pytest.mark.parametrize(("place", "value"), [(0, 1e9), (1, -1), (1, 10**400), (2, None)])
 def test_a_state_with_an_impossible_cell_is_refused(place: int, value: Any) -> None:
     controller = trained("goodput")
