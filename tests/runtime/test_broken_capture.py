@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import weakref
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 import torch
 
-from looped_spec.runtime.graphs import CudaGraphs
+from looped_spec.runtime.graphs import CudaGraphs, backends
 
 
 class Graph:
@@ -35,8 +36,8 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> CudaGraphs:
         return contextlib.nullcontext()
 
     monkeypatch.setattr(Graph, "made", [])
+    monkeypatch.setattr(backends, "_capture_stream", functools.cache(lambda _: stream))
     for name, stand_in in {
-        "Stream": lambda _: stream,
         "current_stream": lambda: stream,
         "graph_pool_handle": lambda: (0, 1),
         "CUDAGraph": Graph,
@@ -48,8 +49,13 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> CudaGraphs:
     return CudaGraphs(torch.device("cuda", 0))
 
 
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError("CUDA out of memory"), RuntimeError("capture invalidated")],
+    ids=["memory", "invalid"],
+)
 def test_a_graph_that_memory_broke_off_lives_as_long_as_those_before_it(
-    backend: CudaGraphs,
+    error: RuntimeError, backend: CudaGraphs
 ) -> None:
     """When it ends, PyTorch frees what cuBLAS works in on its stream; the others use that."""
     replay = backend.capture(lambda: None, [])
@@ -57,11 +63,23 @@ def test_a_graph_that_memory_broke_off_lives_as_long_as_those_before_it(
 
     def runs_out_when_captured() -> None:
         if warmed_up:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise error
         warmed_up.append(True)
 
-    with contextlib.suppress(torch.OutOfMemoryError):
+    with contextlib.suppress(RuntimeError):
         backend.capture(runs_out_when_captured, [])
     gc.collect()
     assert warmed_up and [graph() is not None for graph in Graph.made] == [True, True]
     replay()
+
+
+def test_all_captures_on_a_device_share_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch deals out 32 in turns: the 33rd would be the first again, or another's."""
+    made: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "Stream", made.append)
+    monkeypatch.setattr(torch.cuda, "graph_pool_handle", lambda: (0, 1))
+    backends._capture_stream.cache_clear()
+    for index in (0, 1, 0, 1):
+        CudaGraphs(torch.device("cuda", index))
+    backends._capture_stream.cache_clear()
+    assert made == [torch.device("cuda", 0), torch.device("cuda", 1)]

@@ -151,7 +151,7 @@ def test_another_error_is_raised_or_leaves_all_rounds_eager(
 ) -> None:
     for may_fail in (False, True):
         backend = Recorded()
-        backend.error, backend.fails_at = RuntimeError("operation not permitted"), 1
+        backend.error, backend.fails_at = RuntimeError("operation not permitted"), 0
         runner = runner_with(backend, may_fail=may_fail)
         if not may_fail:
             with pytest.raises(RuntimeError, match="not permitted"):
@@ -162,7 +162,22 @@ def test_another_error_is_raised_or_leaves_all_rounds_eager(
         assert runner.stats.failure == "RuntimeError: operation not permitted"
         assert "enforce_eager=True" in caplog.text
         capture(runner)
-        assert backend.captures == 1, "it is not tried again"
+        assert backend.captures == 0, "it is not tried again"
+
+
+@pytest.mark.parametrize("may_fail", [False, True])
+def test_a_capture_that_breaks_off_behind_others_leaves_those(
+    may_fail: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Memory that runs out inside a capture may be told of as an invalid capture."""
+    backend = Recorded()
+    backend.error, backend.fails_at = RuntimeError("CUDA error: capture invalidated"), 2
+    runner = runner_with(backend, may_fail=may_fail)
+    capture(runner)
+    assert runner.is_active and len(runner.captured_shapes) == 2
+    assert len(runner.stats.given_up) == 6 and runner.stats.failure is None
+    assert "6 of 8 rounds were not captured" in caplog.text
+    assert "RuntimeError: CUDA error: capture invalidated" in caplog.text
 
 
 PARAMS = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar
@@ -34,6 +35,14 @@ class GraphBackend(ABC):
         """Give back memory that only capturing needed."""
 
 
+@functools.cache
+def _capture_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream that all captures of this process on a device run on: PyTorch has 32
+    streams and deals them out in turns, so that with one for each engine two would share one with
+    whatever else asked for a stream."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
 class CudaGraphs(GraphBackend):
     """`torch.cuda.CUDAGraph`, all in one memory pool, captured on a stream of their own."""
 
@@ -41,7 +50,7 @@ class CudaGraphs(GraphBackend):
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = _capture_stream(device)
         self._pool = torch.cuda.graph_pool_handle()
         self._broken_off: list[torch.cuda.CUDAGraph] = []
 
@@ -60,7 +69,7 @@ class CudaGraphs(GraphBackend):
                     graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"
                 ):
                     function()
-            except torch.OutOfMemoryError:
+            except RuntimeError:  # also one of memory
                 # Its end would free what cuBLAS works in on this stream, with which the graphs
                 # before it run (pytorch/pytorch#193402).
                 self._broken_off.append(graph)

@@ -37,7 +37,7 @@ class GraphStats:
         captured: shapes that were captured.
         seconds: time that capturing took.
         num_bytes: device memory that it took, 0 where nobody can tell.
-        given_up: shapes that were not captured for want of memory.
+        given_up: shapes that were not captured, for want of memory or as a capture broke off.
         failure: why capturing was given up, None if it was not.
         replays: rounds that ran as captured.
         eager_rounds: rounds that did not, by reason; counted where there are graphs at all.
@@ -94,8 +94,8 @@ class GraphRunner:
             sizes: batch sizes that are padded to, ascending.
             memory_limit: device memory in bytes that captured rounds may take; by default a half
                 of what is free when the first is captured.
-            may_fail: an error of a capture (other than of memory) is logged and all rounds run
-                eagerly, instead of being raised.
+            may_fail: an error of the first capture (other than of memory) is logged and all rounds
+                run eagerly, instead of being raised.
         """
         self.program = program
         self.backend = backend
@@ -163,7 +163,9 @@ class GraphRunner:
     def capture(self, shapes: Iterable[RoundShape], *, show_progress: bool = True) -> None:
         """Capture those of `shapes` that are not yet, largest first, as far as memory goes.
 
-        What the state holds as its batch is lost.
+        What the state holds as its batch is lost. Once a round was captured any error of another
+        ends capturing, as want of memory does, and what was captured stays: PyTorch may tell of
+        memory that runs out inside a capture as of an invalid capture (pytorch/pytorch#159594).
         """
         missing = largest_first(set(shapes) - self._captured.keys())
         if self.backend is None or not self.is_active or not missing:
@@ -179,6 +181,7 @@ class GraphRunner:
             self._memory_limit = int(_FREE_SHARE * free)
         bar = _progress(missing, show_progress, f"Capturing rounds ({self.backend.name})")
         given_up: list[RoundShape] = []
+        reason: str | None = None
         for shape in bar:
             if given_up or not self._has_memory(free):
                 given_up.append(shape)
@@ -188,10 +191,13 @@ class GraphRunner:
             except torch.OutOfMemoryError:
                 given_up.append(shape)
             except RuntimeError as error:
-                self._fail(error)
-                break
+                if not self._captured:
+                    self._fail(error)
+                    break
+                given_up.append(shape)
+                reason = f"because a capture broke off, perhaps for want of memory: {_line(error)}"
         self.backend.release()
-        self._note(missing, given_up, time.perf_counter() - clock, free)
+        self._note(missing, given_up, reason, time.perf_counter() - clock, free)
 
     def _capture(self, backend: GraphBackend, shape: RoundShape, numbers: Tensor) -> _Captured:
         count = shape.batch_size * shape.num_columns
@@ -227,7 +233,7 @@ class GraphRunner:
         self._captured.clear()
         if not self._may_fail:
             raise error
-        self.stats.failure = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        self.stats.failure = _line(error)
         logger.warning(
             "rounds cannot be captured here and run eagerly, which is slower: %s; "
             "enforce_eager=True leaves the attempt out",
@@ -238,6 +244,7 @@ class GraphRunner:
         self,
         missing: Sequence[RoundShape],
         given_up: Sequence[RoundShape],
+        reason: str | None,
         seconds: float,
         free: int | None,
     ) -> None:
@@ -258,13 +265,16 @@ class GraphRunner:
         if given_up:
             stats.given_up += map(str, given_up)
             logger.warning(
-                "%d of %d rounds were not captured for want of memory (graph_memory_bytes is "
-                "%s) and run eagerly: %s",
+                "%d of %d rounds were not captured and run eagerly, %s: %s",
                 len(given_up),
                 len(missing),
-                self._memory_limit,
+                reason or f"for want of memory (graph_memory_bytes is {self._memory_limit})",
                 "; ".join(map(str, given_up)),
             )
+
+
+def _line(error: RuntimeError) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
 
 
 def _progress(shapes: Sequence[RoundShape], wanted: bool, text: str) -> Iterable[RoundShape]:
