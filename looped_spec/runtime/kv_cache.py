@@ -92,8 +92,12 @@ class BlockAllocator:
     def claim(
         self, shared: Sequence[int], count: int, spare: int = 0, near: int = 0
     ) -> list[int] | None:
-        """Take published blocks, whoever else holds them, and `count` others to write to, from
-        `near` on if they are free; None (and take nothing) unless that leaves `spare` free."""
+        """Take published blocks, whoever else holds them, and `count` others to write to;
+        None (and take nothing) unless that leaves `spare` free.
+
+        The others follow the last published block if they are free, or are from `near` on where
+        none is published.
+        """
         if not shared:
             return self.allocate(count, near) if count + spare <= self.num_free else None
         idle = sum(block in self._idle for block in shared)

@@ -14,7 +14,7 @@ class Readback:
     """
 
     def __init__(self, numbers: Tensor) -> None:
-        """Begin to copy `numbers` (int64, any shape); on a CUDA device the tensor may be
+        """Begin to copy `numbers` (any shape and dtype); on a CUDA device the tensor may be
         overwritten by what is submitted from now on."""
         self._event: torch.cuda.Event | None = None
         if numbers.device.type == "cuda":

@@ -273,7 +273,7 @@ class ModelRunner:
         shape = RoundShape.of(len(requests), candidate, mode)
         reader = LogprobReader.of(requests)
         num_positions = longest + candidate.num_speculative_tokens
-        knows = self.backend.wants_spans and not unread_tokens
+        knows = self.backend.wants_spans(self.device) and not unread_tokens
         spans = [span_of(request) for request in requests] if knows else []
         numbers = self.graphs.run(shape, depths, num_positions, reader, spans)
         self._num_rounds += 1

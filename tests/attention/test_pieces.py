@@ -9,6 +9,7 @@ import torch
 from attention_cases import TOLERANCES, Case, Shape
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from looped_spec.runtime import runner as runner_module
 from looped_spec.runtime.attention import SdpaBackend, pieces
 from looped_spec.runtime.attention.pieces import Pieces
 from looped_spec.runtime.engine import Engine
@@ -143,3 +144,18 @@ def test_texts_are_those_of_the_dense_oracle_in_pieces_or_not() -> None:
         assert request.output_token_ids == dense_generate(
             adapter, prompt, 30, full_loops=adapter.geometry.default_full_loops
         )
+
+
+def test_nobody_looks_where_requests_lie_for_a_device_on_which_it_is_not_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert SdpaBackend().wants_spans(torch.device("cpu"))
+    assert not SdpaBackend().wants_spans(torch.device("cuda"))
+    looked_at: list[int] = []
+    monkeypatch.setattr(runner_module, "span_of", lambda request: looked_at.append(0))
+    monkeypatch.setattr(SdpaBackend, "wants_spans", lambda *_: False)  # as on such a device
+    engine = make_engine(make_toy())
+    engine.add_request([1, 2, 3], GREEDY)
+    while engine.has_work:
+        engine.step()
+    assert not looked_at

@@ -110,10 +110,12 @@ class AttentionBackend(ABC):
     """Tokens per block where the user asks for no size."""
     cost_follows_width: ClassVar[bool] = False
     """Whether time grows with the width of the block tables, not with the live lengths alone."""
-    wants_spans: ClassVar[bool] = False
-    """Whether it makes use of `PagedRows.spans`."""
     fused: PageWriter | None = None
     """Writes keys and values in one kernel."""
+
+    def wants_spans(self, device: torch.device) -> bool:
+        """Whether it makes use of `PagedRows.spans` on this device."""
+        return False
 
     @classmethod
     @abstractmethod

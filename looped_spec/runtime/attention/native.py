@@ -32,7 +32,6 @@ class NativeBackend(SdpaBackend):
     """
 
     name = "native"
-    wants_spans = False
 
     def __init__(self, kernels: Kernels | None = None) -> None:
         """Use these kernels, or load them.
@@ -41,6 +40,10 @@ class NativeBackend(SdpaBackend):
             BuildError: they cannot be compiled here.
         """
         self._kernels = Kernels() if kernels is None else kernels
+
+    def wants_spans(self, device: torch.device) -> bool:
+        """No: tables and positions are enough."""
+        return False
 
     def prepare(self, positions: Tensor, rows: PagedRows, pool: KVPool) -> Any:
         """Keep tables and positions as they are, where there are few rows."""

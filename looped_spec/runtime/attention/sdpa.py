@@ -23,7 +23,10 @@ class SdpaBackend(AttentionBackend):
 
     name = "sdpa"
     cost_follows_width = True
-    wants_spans = True
+
+    def wants_spans(self, device: torch.device) -> bool:
+        """On the CPU."""
+        return device.type == "cpu"
 
     @classmethod
     def unsupported_reason(cls, needs: AttentionNeeds) -> str | None:
@@ -40,7 +43,7 @@ class SdpaBackend(AttentionBackend):
     ) -> Pieces | tuple[Tensor, Tensor]:
         """Return pieces, or the flat table [B * W] and the additive mask [B, 1, T, W * block_size]
         (0 or -inf)."""
-        if rows.spans and positions.device.type == "cpu":
+        if rows.spans and self.wants_spans(positions.device):
             k_pages = pool.planes[0][0]
             bytes_per_token = 2 * k_pages[0, 0].nbytes
             if Pieces.pay(rows.spans, bytes_per_token):
