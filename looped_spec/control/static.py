@@ -18,25 +18,22 @@ class StaticPolicy:
     the bucket and counts, it is the policy `static` of a configuration.
 
     Args:
-        candidate: what to run at any batch size.
+        chosen: what to run at any batch size, or the buckets that say it for each.
     """
 
-    def __init__(self, candidate: Candidate) -> None:
-        self._use((BatchBucket(1, MAX_BATCH_SIZE, (candidate,)),))
+    def __init__(self, chosen: Candidate | Sequence[BatchBucket]) -> None:
+        if isinstance(chosen, Candidate):
+            chosen = (BatchBucket(1, MAX_BATCH_SIZE, (chosen,)),)
+        self._buckets = tuple(chosen)
+        self._choices = tuple(Choice(b.initial, False, (), "pinned") for b in self._buckets)
+        self._ids = itertools.count()
+        self.candidate = self._buckets[0].candidates[self._buckets[0].initial]
+        """What a lone request runs."""
 
     @classmethod
     def of(cls, config: AdaptiveSpecConfig) -> StaticPolicy:
         """Return the policy that runs the initial candidates of a configuration."""
-        policy = cls.__new__(cls)
-        policy._use(config.buckets)
-        return policy
-
-    def _use(self, buckets: Sequence[BatchBucket]) -> None:
-        self._buckets = tuple(buckets)
-        self._choices = tuple(Choice(b.initial, False, (), "pinned") for b in buckets)
-        self._ids = itertools.count()
-        self.candidate = buckets[0].candidates[buckets[0].initial]
-        """What a lone request runs."""
+        return cls(config.buckets)
 
     def plan(
         self, batch_size: int, *, context_tokens: int = 0, new_requests: int = 0

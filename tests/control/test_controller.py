@@ -159,5 +159,6 @@ def test_the_policy_static_runs_the_same_with_a_controller_and_without() -> None
         candidate = wanted.candidates[wanted.initial]
         assert alone.plan(batch_size).candidate == candidate
         assert controlled.plan(batch_size).candidate == candidate
+    assert alone.candidate == controlled.plan(1).candidate
     one = StaticPolicy(Candidate(3, 2))
     assert {one.plan(batch_size).candidate for batch_size in (1, 9999)} == {Candidate(3, 2)}
