@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
 from looped_spec.layers.mlp import SwiGLU
-from looped_spec.layers.native import BuildError, Kernels, serves, use_kernels
+from looped_spec.layers.native import BuildError, Kernels, build, serves, use_kernels
 from looped_spec.layers.native.build import load_library
 from looped_spec.layers.norm import RMSNorm
 from looped_spec.layers.rotary import RotaryAngles, apply_rotary
@@ -165,6 +166,15 @@ def test_a_cache_that_others_may_write_to_is_not_used(
     folder.chmod(0o777)
     load_library.__wrapped__()
     assert not list(folder.iterdir())
+    assert list(tmp_path.iterdir()) == [folder], "what it was compiled in stayed behind"
+
+
+def test_no_kernels_are_made_on_a_system_that_is_not_posix(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(build, "os", SimpleNamespace(name="nt"))
+    with pytest.raises(BuildError, match="POSIX systems only, and this one is 'nt'"):
+        load_library.__wrapped__()
 
 
 def test_a_compiler_that_is_more_than_a_word_links_too(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -13,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from looped_spec.settings import c_compiler, cache_folder
@@ -32,12 +34,14 @@ class BuildError(Exception):
 def load_library() -> ctypes.CDLL:
     """Return the compiled kernels, from the cache of the user if they were made before.
 
-    PyTorch must be imported already: its threads serve the kernels too. `CC` names the compiler,
-    `XDG_CACHE_HOME` where the cache lies.
+    Only on POSIX systems. PyTorch must be imported already: its threads serve the kernels too. `CC`
+    names the compiler, `XDG_CACHE_HOME` where the cache lies.
 
     Raises:
-        BuildError: no compiler, or none of the ways to compile succeeds.
+        BuildError: another system, no compiler, or none of the ways to compile succeeds.
     """
+    if os.name != "posix":
+        raise BuildError(f"they are made on POSIX systems only, and this one is '{os.name}'")
     try:
         compiler = shlex.split(c_compiler()) or _known_compiler()
     except ValueError as error:
@@ -48,7 +52,9 @@ def load_library() -> ctypes.CDLL:
     for openmp in ("-fopenmp", "-fopenmp-simd"):
         flags = [*_FLAGS, native, openmp]
         try:
-            return ctypes.CDLL(str(_compiled(compiler, flags)), mode=os.RTLD_NOW)
+            with _library_folder() as folder:
+                library = _compiled(compiler, flags, folder)
+                return ctypes.CDLL(str(library), mode=os.RTLD_NOW)
         except (OSError, subprocess.SubprocessError) as error:
             output = getattr(error, "stderr", None) or str(error)
             reasons.append(output.strip().splitlines()[-1] if output.strip() else repr(error))
@@ -63,13 +69,13 @@ def _known_compiler() -> list[str]:
     raise BuildError("no C compiler (cc, gcc, clang, or the one that CC names)")
 
 
-def _compiled(compiler: list[str], flags: list[str]) -> Path:
-    """Return the library that the compiler makes of the source with these flags."""
+def _compiled(compiler: list[str], flags: list[str], folder: Path) -> Path:
+    """Return the library that the compiler makes of the source with these flags, in
+    `folder`, where it may lie already."""
     command = [*compiler, *flags]
     processor = platform.processor() or platform.machine()
     key = "\0".join((*command, processor, _processor_flags(), sys.platform, _SOURCE.read_text()))
     name = hashlib.sha256(key.encode()).hexdigest()[:20]
-    folder = _cache_folder()
     for library in folder.glob(f"kernels-{name}-*.so"):
         if library.stem.endswith(_digest(library)):
             return library
@@ -89,7 +95,20 @@ def _digest(library: Path) -> str:
     return hashlib.sha256(library.read_bytes()).hexdigest()[:20]
 
 
-def _cache_folder() -> Path:
+@contextlib.contextmanager
+def _library_folder() -> Iterator[Path]:
+    """Yield the cache, or where there is none a folder that is removed again: what is loaded needs
+    no file any more."""
+    cache = _cache()
+    if cache is not None:
+        yield cache
+        return
+    with tempfile.TemporaryDirectory(prefix="looped-spec-") as folder:
+        yield Path(folder)
+
+
+def _cache() -> Path | None:
+    """Return the user's cache, None where it cannot be written to or others may."""
     try:
         folder = cache_folder() / "looped-spec"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -99,7 +118,7 @@ def _cache_folder() -> Path:
             return folder
     except (OSError, RuntimeError) as error:  # there may be no home
         logger.debug("no cache for compiled kernels: %s", error)
-    return Path(tempfile.mkdtemp(prefix="looped-spec-"))
+    return None
 
 
 def _processor_flags() -> str:
