@@ -52,6 +52,7 @@ class Incumbent:
         self._acceptance = acceptance
         self._prospects = prospects
         self._switch_cost_rounds = config.switch_cost_rounds
+        self._candidates = [bucket.candidates for bucket in config.buckets]
         self._positions = [_initial(config, bucket) for bucket in config.buckets]
         self._choices = [
             [Choice(position, False, (), "initial") for position in range(len(b.candidates))]
@@ -123,13 +124,16 @@ class Incumbent:
             margin = max(margin, self._switch_cost_rounds / self._stay_rounds)
         score = table.score(current, acceptance.tokens)
         advantage = best / score - 1.0 if score > 0.0 else math.inf
+        candidate = self._candidates[table.bucket][current]
+        left = f"K={candidate.num_speculative_tokens} d={candidate.draft_loops}"
         if advantage > margin:
-            reason = f"{100.0 * min(advantage, MAX_SHOWN):.0f} % more tokens per second"
+            percent = 100.0 * min(advantage, MAX_SHOWN)
+            reason = f"{percent:.0f} % more tokens per second than {left} when chosen"
         else:
             self._lead += 0.0 if is_turn else advantage
             if self._lead <= settings.lead_rounds * times * times:
                 return verdict
-            reason = f"ahead for long, now by {100.0 * advantage:.1f} %"
+            reason = f"ahead of {left} for long, by {100.0 * advantage:.1f} % when chosen"
         if advantage > MOST_CAUTION * settings.margin:
             self.forgive()
         self._left[table.bucket][current] += 1

@@ -216,7 +216,9 @@ def test_a_user_can_read_what_runs_and_why() -> None:
     assert [score.candidate for score in bucket.scores] == list(chain().buckets[0].candidates)
     best = max(bucket.scores, key=lambda score: score.score)
     assert best.candidate == PLAIN
-    assert "more tokens per second" in told.line
+    before = stats.switches[-1].previous
+    left = f"K={before.num_speculative_tokens} d={before.draft_loops}"
+    assert f"more tokens per second than {left} when chosen" in told.line
     assert told.line in str(told).replace("\n", ", ")
     off = [plan for plan in text.plans if plan.candidate == PLAIN]
     probes = [plan for plan in text.plans if plan.probe]
