@@ -15,7 +15,6 @@ from looped_spec.offline.plan import SamplingPlan
 from looped_spec.offline.repetition import is_echo
 from looped_spec.offline.settings import SamplingSettings
 from looped_spec.offline.workloads import SELECTION, Workload, read_workloads
-from looped_spec.runtime.identity import run_identity
 from looped_spec.version import __version__
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ def make_measurer(llm: LLM, paths: Mapping[str, Path], settings: SamplingSetting
             the model's range.
         CapacityError: a text would be longer than the engine allows, or a batch larger.
     """
-    loaded = llm.loaded
     works = read_workloads(
         paths,
         llm.get_tokenizer(),
@@ -44,9 +42,7 @@ def make_measurer(llm: LLM, paths: Mapping[str, Path], settings: SamplingSetting
     )
     for work in works:
         _refuse_echo(work)
-    run = run_identity(
-        llm.options, loaded.adapter, loaded.origin, loaded.device, loaded.dtype, llm.full_loops
-    )
+    run = llm.identity
     plan = SamplingPlan(
         model=run.model,
         revision=run.revision,

@@ -8,7 +8,10 @@ from typing import Any
 
 from looped_spec.presets.preset import Preset
 
-_OF_EXECUTION = ("num_threads", "cpu_linear", "cpu_kernels", "graph_backend")
+_OF_CUDA = ("fused", "attention_backend")
+"""What the times on a GPU depend on; a preset of a CPU may leave them out."""
+
+_OF_EXECUTION = ("num_threads", "cpu_linear", "cpu_kernels", "graph_backend", *_OF_CUDA)
 TOLD_APART_BY = ("device_name", "dtype", *_OF_EXECUTION, "revision")
 """Fields that may differ, the gravest first; others must not, or the preset is of no use."""
 
@@ -31,8 +34,11 @@ class RunIdentity:
         adapter_defaults: what its options are where nobody gives them.
         num_threads: CPU threads of the run; None on a GPU.
         cpu_linear: how linear layers keep their weights; None on a GPU.
-        cpu_kernels: what computes the small operations; None on a GPU.
+        cpu_kernels: what computes the small operations, "native" or "torch"; None on a GPU.
         graph_backend: how rounds are captured, "eager" for not at all; None is not compared.
+        fused: whether fused kernels serve the run, "on" or "off"; None is not compared.
+        attention_backend: which backend serves the run, never "auto"; None is not compared.
+        is_cuda: whether it runs on a CUDA device.
     """
 
     model: str
@@ -47,6 +53,9 @@ class RunIdentity:
     cpu_linear: str | None = None
     cpu_kernels: str | None = None
     graph_backend: str | None = None
+    fused: str | None = None
+    attention_backend: str | None = None
+    is_cuda: bool = False
 
     @property
     def execution(self) -> dict[str, str]:
@@ -118,7 +127,8 @@ def compare(preset: Preset, run: RunIdentity) -> Match:
         theirs = run.execution.get(name, getattr(run, name))
         if mine.get(name) is not None and _plain(mine[name]) != _plain(theirs):
             differences[name] = _differs(name, theirs, mine[name])
-    return Match(obstacle, differences, tuple(name for name in run.execution if name not in told))
+    wanted = (name for name in run.execution if run.is_cuda or name not in _OF_CUDA)
+    return Match(obstacle, differences, tuple(name for name in wanted if name not in told))
 
 
 def same_model(one: str, other: str) -> bool:

@@ -37,7 +37,8 @@ class Preset:
         full_loops: D that all of it was made for.
         config: buckets, policy and settings; its own `cost` is None.
         cost: round times in ms; its fingerprint may say more of what they depend on:
-            `num_threads`, `cpu_linear`, `cpu_kernels`, `graph_backend` are compared with a run's.
+            `num_threads`, `cpu_linear`, `cpu_kernels`, `graph_backend`, `fused` and
+            `attention_backend` are compared with a run's.
         acceptance: per workload and draft depth; may be empty.
         provenance: one record for each of `PARTS`.
         revision: commit of the hub model, or whatever tells the weights apart; None: any.

@@ -9,9 +9,13 @@ from pathlib import Path
 import torch
 
 from looped_spec.adapter import ModelAdapter
+from looped_spec.layers.fused import FusedKernels
+from looped_spec.layers.native import Kernels
 from looped_spec.loading import ModelOrigin
 from looped_spec.options import EngineOptions
 from looped_spec.presets.match import RunIdentity
+from looped_spec.runtime.attention import AttentionNeeds
+from looped_spec.runtime.attention.select import resolved_name
 from looped_spec.runtime.graphs import graph_mode, linear_layout
 from looped_spec.runtime.threads import planned_threads
 
@@ -23,9 +27,13 @@ def run_identity(
     device: torch.device,
     dtype: torch.dtype,
     full_loops: int,
+    kernels: Kernels | None = None,
+    fused: FusedKernels | None = None,
 ) -> RunIdentity:
-    """Return the identity of a run; needs no weights."""
+    """Return the identity of a run, with what `kernels` and `fused` the options came down to; needs
+    no weights."""
     is_cpu = device.type == "cpu"
+    needs = AttentionNeeds.of(options, adapter.kv_planes(full_loops), device, dtype)
     defaults = type(adapter).options
     return RunIdentity(
         model=origin.name,
@@ -38,8 +46,11 @@ def run_identity(
         adapter_defaults=defaults,
         num_threads=planned_threads(options.num_threads, adapter, device),
         cpu_linear=linear_layout(options) if is_cpu else None,
-        cpu_kernels=options.cpu_kernels if is_cpu else None,
+        cpu_kernels=("torch" if kernels is None else "native") if is_cpu else None,
         graph_backend=graph_mode(options, device),
+        fused="off" if fused is None else "on",
+        attention_backend=resolved_name(options.attention_backend, needs, kernels),
+        is_cuda=device.type == "cuda",
     )
 
 

@@ -26,6 +26,7 @@ from looped_spec.layers.native import use_kernels
 from looped_spec.loading import ModelOrigin, load_adapter
 from looped_spec.options import EngineOptions
 from looped_spec.presets.lookup import PresetChoice
+from looped_spec.presets.match import RunIdentity
 from looped_spec.runtime.assembly import engine_stats, make_engine
 from looped_spec.runtime.attention import AttentionChoice, AttentionNeeds, choose_attention
 from looped_spec.runtime.checked_prompts import CheckedPrompt, check_prompts, no_tokenizer
@@ -77,23 +78,28 @@ class LLM:
     def __init__(self, model: str | os.PathLike[str], **options: Any) -> None:
         self.options = EngineOptions.from_kwargs(options)
         opts = self.options
-        plans: list[tuple[RunPlan, AttentionChoice]] = []
+        plans: list[tuple[RunPlan, AttentionChoice, RunIdentity]] = []
 
         def check(
             adapter: ModelAdapter, origin: ModelOrigin, device: torch.device, dtype: torch.dtype
         ) -> None:
+            kernels = choose_kernels(opts, device, dtype)
+            fused = choose_fused(opts, device)
+
+            def identity(full_loops: int) -> RunIdentity:
+                return run_identity(
+                    opts, adapter, origin, device, dtype, full_loops, kernels, fused
+                )
+
             def find(full_loops: int) -> PresetChoice:
-                run = run_identity(opts, adapter, origin, device, dtype, full_loops)
-                return find_preset(opts, run, origin.spec.preset_package)
+                return find_preset(opts, identity(full_loops), origin.spec.preset_package)
 
             plan = plan_run(opts, adapter, find)
             needs = AttentionNeeds.of(opts, adapter.kv_planes(plan.full_loops), device, dtype)
-            kernels = choose_kernels(opts, device, dtype)
-            fused = choose_fused(opts, device)
             use_kernels(adapter.module, fused or kernels)
             choice = choose_attention(opts.attention_backend, needs, kernels)
             choice.backend.fused = fused
-            plans.append((plan, choice))
+            plans.append((plan, choice, identity(plan.full_loops)))
             check_linears(opts.cpu_linear, device)
 
         self.loaded = load_adapter(
@@ -106,7 +112,7 @@ class LLM:
             revision=opts.revision,
             check=check,
         )
-        ((plan, attention),) = plans
+        ((plan, attention, self.identity),) = plans
         set_threads(opts.num_threads, self.loaded)
         self.linears = arrange_linears(self.loaded.adapter.module, linear_layout(opts))
         self.full_loops, self.preset = plan.full_loops, plan.preset

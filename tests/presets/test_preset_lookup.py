@@ -17,7 +17,7 @@ from looped_spec.control.plan import PLAIN, Candidate
 from looped_spec.errors import ConfigError
 from looped_spec.presets import Preset
 from looped_spec.presets.lookup import PresetChoice, PresetFolder, choose_preset, preset_folders
-from looped_spec.presets.match import RunIdentity, compare, same_model
+from looped_spec.presets.match import Match, RunIdentity, compare, same_model
 from looped_spec.runtime.preset_use import preset_config
 
 RUN = RunIdentity("demo:toy", "toy", "Toy CPU", "float32", 4, num_threads=1)
@@ -138,6 +138,27 @@ def test_times_of_another_way_to_run_rounds_are_a_prior_and_unknown_ones_are_sai
     assert other.match.cost_doubt in other.line
     assert unknown.match is not None and unknown.match.is_exact
     assert unknown.line.endswith(f"measured for this device, it does not say with which {name}")
+
+
+@pytest.mark.parametrize("name", ["fused", "attention_backend"])
+@pytest.mark.parametrize("is_cuda", [True, False])
+def test_kernels_of_a_gpu_are_compared_where_told_and_missed_on_cuda_alone(
+    name: str, is_cuda: bool
+) -> None:
+    run = dataclasses.replace(
+        RUN, num_threads=None, fused="off", attention_backend="flash_attn", is_cuda=is_cuda
+    )
+    preset = make_preset()
+    told = {"fused": "off", "attention_backend": "flash_attn"}
+
+    def match(fingerprint: dict[str, str]) -> Match:
+        cost = dataclasses.replace(preset.cost, fingerprint=tuple(fingerprint.items()))
+        return compare(dataclasses.replace(preset, cost=cost), run)
+
+    assert match(told).cost_doubt is None and match(told).unknown == ()
+    assert name in (match(told | {name: "other"}).cost_doubt or "")
+    silent = match({key: value for key, value in told.items() if key != name})
+    assert silent.is_exact and silent.unknown == ((name,) if is_cuda else ())
 
 
 @pytest.mark.parametrize(

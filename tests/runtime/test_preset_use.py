@@ -14,8 +14,8 @@ from looped_spec.control.controller import AdaptiveController
 from looped_spec.control.cost import CostTable
 from looped_spec.control.plan import PLAIN, Candidate
 from looped_spec.errors import ConfigError
+from looped_spec.layers.native import BuildError
 from looped_spec.presets import AcceptanceEntry, Preset, Provenance
-from looped_spec.runtime.identity import run_identity
 from looped_spec.runtime.preset_use import fitted
 
 ARMS = (PLAIN, Candidate(1, 1), Candidate(3, 2))
@@ -43,10 +43,7 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _preset(llm: LLM, **changes: Any) -> Preset:
     """A preset of exactly this run."""
-    loaded = llm.loaded
-    run = run_identity(
-        llm.options, loaded.adapter, loaded.origin, loaded.device, loaded.dtype, llm.full_loops
-    )
+    run = llm.identity
     origin = Provenance("measured", "2026-11-30", command="by hand")
     preset = Preset(
         model=run.model,
@@ -109,11 +106,22 @@ def test_costs_of_another_device_are_a_prior(made: Preset, directory: Path) -> N
     assert cost.mismatch is not None and cost.mismatch.startswith("device_name is ")
 
 
+def test_kernels_that_came_down_to_those_of_the_preset_are_no_difference(
+    made: Preset, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_compiler() -> None:
+        raise BuildError("no compiler")
+
+    monkeypatch.setattr("looped_spec.runtime.kernels.Kernels", no_compiler)
+    made.write(directory / made.file_name)
+    cost = _config(_load(cpu_kernels="auto")).cost
+    assert cost is not None and cost.cells == made.cost.cells and cost.mismatch is None
+
+
 @pytest.mark.parametrize(
     "option",
     [
         {"cpu_linear": "plain"},
-        {"cpu_kernels": "auto"},
         {"num_threads": 2},
         {"graph_backend": "traced"},
     ],

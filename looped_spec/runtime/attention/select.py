@@ -68,6 +68,16 @@ def choose_attention(
     return choice
 
 
+def resolved_name(name: str, needs: AttentionNeeds, kernels: Kernels | None = None) -> str:
+    """Return the name of the backend that `choose_attention` takes, without making it."""
+    if name != "auto":
+        return name
+    if needs.device.type == "cpu":
+        return SdpaBackend.name if kernels is None else NativeBackend.name
+    usable = (b for b in BACKENDS.values() if b.unsupported_reason(needs) is None)
+    return next(usable, SdpaBackend).name
+
+
 def _choice(backend_class: type[AttentionBackend], needs: AttentionNeeds) -> AttentionChoice:
     backend = backend_class.create(needs)
     return AttentionChoice(backend, needs.block_size or backend.default_block_size)
