@@ -10,6 +10,9 @@ from starlette.requests import ClientDisconnect, Request
 
 from looped_spec.serve.errors import ApiError
 
+THREAD_BYTES = 64 * 1024
+"""A body of more is parsed in a thread, so that streams go on meanwhile."""
+
 
 async def read_json_object(request: Request, max_bytes: int, seconds: float) -> dict[str, Any]:
     """Return the body, which must be a JSON object in UTF-8.
@@ -26,6 +29,8 @@ async def read_json_object(request: Request, max_bytes: int, seconds: float) -> 
             data = await _read(request, max_bytes)
     except TimeoutError as error:
         raise ApiError(408, f"the body took more than {seconds:g} seconds") from error
+    if len(data) > THREAD_BYTES:
+        return await asyncio.to_thread(parse_json_object, data)
     return parse_json_object(data)
 
 

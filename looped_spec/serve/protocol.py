@@ -13,6 +13,7 @@ from pydantic import (
     Field,
     SkipValidation,
     ValidationError,
+    model_validator,
 )
 
 from looped_spec.sampling_params import SamplingParams
@@ -81,6 +82,17 @@ class _Strict(BaseModel):
     """No unknown fields, no conversions."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _first_unknown(cls, value: Any) -> Any:
+        """Leave one unknown name of many: pydantic would list a million of them for seconds."""
+        known = cls.model_fields
+        if not isinstance(value, dict) or len(value) <= len(known):
+            return value
+        kept = {name: value[name] for name in known if name in value}
+        first = next(name for name in value if name not in known)
+        return {**kept, first: value[first]}
 
 
 class StreamOptions(_Strict):

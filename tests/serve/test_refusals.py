@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import copy
 import json
 import shutil
 import socket
+import threading
 from typing import Any
 
 import pytest
 from client import JSON_TYPE
 from live_server import LiveServer, running
 from pydantic import ValidationError
+from starlette.requests import Request
 
 from looped_spec.errors import CapacityError
+from looped_spec.serve import bodies
+from looped_spec.serve.bodies import parse_json_object
 from looped_spec.serve.errors import ApiError
 from looped_spec.serve.fields import CHAT_REFUSED, COMPLETION_REFUSED
 from looped_spec.serve.protocol import ChatBody, CompletionBody, check_body
@@ -216,6 +222,56 @@ def test_the_first_of_very_many_wrong_messages_is_the_only_one_that_is_looked_at
         check_body(ChatBody, {"messages": [1] * 1000})
     assert isinstance(caught.value.__cause__, ValidationError)
     assert caught.value.__cause__.error_count() == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"stream": True, "stream_options": {}}, "stream_options.x0"),
+        ({"messages": [MESSAGES[0], {"content": "a", "role": "user"}]}, "messages[1].x0"),
+    ],
+)
+def test_of_very_many_unknown_names_inside_a_field_the_first_alone_is_told(
+    fields: dict[str, Any], param: str
+) -> None:
+    body = copy.deepcopy({"messages": MESSAGES, **fields})
+    inner = body.get("stream_options", body["messages"][-1])
+    inner.update({f"x{i}": 0 for i in range(1000)})
+    with pytest.raises(ApiError, match=r"x0: is not supported$") as caught:
+        check_body(ChatBody, body)
+    assert caught.value.param == param
+    assert isinstance(caught.value.__cause__, ValidationError)
+    assert caught.value.__cause__.error_count() == 1
+
+
+@pytest.mark.parametrize(("size", "is_here"), [(100, True), (200_000, False)])
+def test_a_large_body_is_parsed_beside_the_event_loop(
+    size: int, is_here: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+
+    def parse(data: bytes) -> dict[str, Any]:
+        threads.append(threading.get_ident())
+        return parse_json_object(data)
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": json.dumps({"prompt": "a" * size}).encode()}
+
+    monkeypatch.setattr(bodies, "parse_json_object", parse)
+    scope = {"type": "http", "headers": [(b"content-type", b"application/json")]}
+    document = asyncio.run(bodies.read_json_object(Request(scope, receive), 2**20, 30.0))
+    assert len(document["prompt"]) == size
+    assert (threads == [threading.get_ident()]) == is_here
+
+
+def test_what_is_no_http_is_refused_in_plain_text(server: LiveServer) -> None:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        connection.sendall(b"what is this?\r\n\r\n")
+        answer = b""
+        while part := connection.recv(65536):
+            answer += part
+    assert answer.startswith(b"HTTP/1.1 400 ") and b"text/plain" in answer
+    assert b"error" not in answer
 
 
 def test_an_unknown_field_of_any_characters_is_named_and_cut(server: LiveServer) -> None:
