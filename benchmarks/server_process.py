@@ -8,10 +8,11 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 
 class ServerProcess:
@@ -28,6 +29,9 @@ class ServerProcess:
         if not found:
             raise SystemExit(f"the server did not start: {line}")
         self.port = int(found[1])
+        # A full pipe would hold up the server at its next line.
+        self._drain = threading.Thread(target=_drain, args=[self._process.stderr], daemon=True)
+        self._drain.start()
         self.seen_bytes: list[int] = []
 
     def info(self) -> dict[str, Any]:
@@ -47,11 +51,20 @@ class ServerProcess:
         """End the process as a fault would."""
         self._process.kill()
         self._process.wait(60)
+        self._drain.join(60)
 
     def stop(self) -> int:
         """Return the exit code after SIGTERM."""
         self._process.terminate()
-        return self._process.wait(60)
+        code = self._process.wait(60)
+        self._drain.join(60)
+        return code
+
+
+def _drain(pipe: IO[str]) -> None:
+    with pipe:
+        for _ in pipe:
+            pass
 
 
 def events_of(response: http.client.HTTPResponse) -> Iterator[dict[str, Any]]:
