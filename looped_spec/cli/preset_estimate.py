@@ -31,11 +31,11 @@ from looped_spec.cli.preset_show import show_text
 from looped_spec.errors import ConfigError, check_int, closest
 from looped_spec.offline.settings import SamplingSettings
 from looped_spec.presets import AcceptanceEntry, Provenance
+from looped_spec.presets.lookup import GEOMETRY_FILE
 
 if TYPE_CHECKING:
     from looped_spec.offline.roofline import Geometry
 
-GEOMETRY_FILE = "geometry.json"
 MAX_FULL_LOOPS = 2**16
 
 
@@ -87,6 +87,14 @@ def run(args: argparse.Namespace) -> int:
     from looped_spec.offline.devices import known_device
     from looped_spec.offline.modelled import modelled_preset
 
+    path = Path(args.out or ".")
+    if not path.is_dir():
+        if path.suffix != ".json":
+            raise ConfigError(
+                f"--out '{path}' is no folder, and a preset's file ends in .json: make the folder, "
+                "or give the name of a file"
+            )
+        check_target(path)
     device = known_device(args.device)
     check_note(args.note)
     # Depths and lengths are checked as those of a measurement are.
@@ -112,10 +120,7 @@ def run(args: argparse.Namespace) -> int:
         note=args.note.strip(),
     )
     if args.out is not None:
-        path = Path(args.out)
-        if path.is_dir():
-            path = path / preset.file_name
-        check_target(path)
+        path = path / preset.file_name if path.is_dir() else path
         preset.write(path)
         console.note(f"wrote {path}")
     if args.json:

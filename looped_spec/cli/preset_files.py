@@ -8,8 +8,8 @@ from pathlib import Path
 from looped_spec.errors import ConfigError, closest
 from looped_spec.plugins import PluginManager, package_folder
 from looped_spec.presets import Preset
-from looped_spec.presets.lookup import PresetFolder, is_path, preset_folders
-from looped_spec.presets.preset import word_of_file_name
+from looped_spec.presets.lookup import PresetFolder, preset_folders
+from looped_spec.presets.names import is_path, named_files, shown_names
 from looped_spec.settings import Settings
 
 
@@ -33,32 +33,21 @@ def all_files() -> Iterator[tuple[PresetFolder, Path]]:
 
 
 def read_preset(name: str) -> tuple[Preset, Path]:
-    """Return the preset of a path, of a file's name, or of the only file that `name` is a part of.
-
-    Words apart by blanks may be parts of one name, as in "1.4B H200"; a model is found by what it
-    is called elsewhere, as in "demo:NAME" or "ORGANISATION/NAME H200".
+    """Return the preset of a path, or the only one that `name` can mean (see `named_files`).
 
     Raises:
         ConfigError: there is none, or more than one.
     """
     files = [file for _, file in all_files()]
-    words = [(word.lower(), word_of_file_name(word).lower()) for word in name.split()]
-    is_model = any(f"model={word}," in file.name.lower() for file in files for _, word in words[:1])
-    if is_path(name) and not (is_model and not Path(name).exists()):
-        return Preset.read(name), Path(name)
-    exact = [file for file in files if name in (file.name, file.stem)]
-    parts = exact[:1] or [
-        file
-        for file in files
-        if all(any(form in file.name.lower() for form in forms) for forms in words)
-    ]
+    if is_path(name, files):
+        path = Path(name).expanduser()
+        return Preset.read(path), path
+    parts = named_files(name, files)
     if len(parts) == 1:
         return Preset.read(parts[0]), parts[0]
     if parts:
-        shown = ", ".join(f"'{file.stem}'" for file in parts[:6])
-        more = f" and {len(parts) - 6} more" if len(parts) > 6 else ""
         raise ConfigError(
-            f"'{name}' is part of {len(parts)} presets: {shown}{more}; give more of the name"
+            f"'{name}' is part of {len(parts)} presets: {shown_names(parts)}; give more of the name"
         )
     raise ConfigError(
         f"no preset '{name}'{closest(name, [file.stem for file in files])}; "

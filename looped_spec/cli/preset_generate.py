@@ -135,6 +135,7 @@ def _carry_out(args: argparse.Namespace, measurer: Measurer) -> int:
     from looped_spec.offline.estimates import CellTimes
     from looped_spec.offline.session import Session
     from looped_spec.offline.store import Samples, SampleStore
+    from looped_spec.presets.lookup import PATTERN
     from looped_spec.presets.preset import preset_file_name
 
     plan = measurer.plan
@@ -142,6 +143,11 @@ def _carry_out(args: argparse.Namespace, measurer: Measurer) -> int:
     check_target(out)
     samples = args.samples or out.parent / "samples" / f"{out.stem}.jsonl"
     times = CellTimes.of(measurer.llm, plan)
+    if not out.match(PATTERN):
+        console.note(
+            f"'{out.name}' is found by its path alone: runs look for "
+            f"'{preset_file_name(plan.model, plan.device_name, plan.dtype)}'"
+        )
     if args.dry_run:
         console.write(_plan_text(plan, times, args.budget))
         return 0

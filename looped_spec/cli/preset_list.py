@@ -1,7 +1,7 @@
 """Show which presets there are, and how each of their parts came about.
 
 Looked into are the folder that LOOPED_SPEC_PRESET_DIR names, then what every adapter brings; a run
-with --preset auto looks into them in this order.
+with --preset auto looks into them in this order. --json names the file of each.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from looped_spec.presets.preset import PARTS
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments."""
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument(
+        "--json", action="store_true", help="print JSON instead of a table, with every file's path"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -3,7 +3,7 @@ against the ideal model, with what may be chosen marked.
 
 examples:
   looped-spec preset report PRESET.json -o report.html
-  looped-spec preset report PRESET.json --load load.json -o report.md
+  looped-spec preset report "1.4B H200" --load load.json -o report.md
 
 A .html file holds everything and can be read in light and dark; beside a .md file there are its
 pictures. Results of `looped-spec bench load` can be added. It needs the extra `plots`.
@@ -16,15 +16,15 @@ from pathlib import Path
 
 from looped_spec.atomic_json import check_target
 from looped_spec.cli import console
+from looped_spec.cli.preset_files import read_preset
 from looped_spec.cli.read_json import read_json
-from looped_spec.presets import Preset
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `looped-spec preset report`."""
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.usage = f"{parser.prog} FILE -o REPORT [--load RESULT.json ...]"
-    parser.add_argument("file", metavar="FILE", help="a preset file")
+    parser.usage = f"{parser.prog} PRESET -o REPORT [--load RESULT.json ...]"
+    parser.add_argument("preset", metavar="PRESET", help="a file, or a part of one's name")
     parser.add_argument(
         "-o",
         "--output",
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     target = Path(args.output)
     check_report_name(target)
     check_target(target)
-    preset = Preset.read(args.file)
+    preset, _ = read_preset(args.preset)
     loads = [read_load_document(read_json(name, "the result"), name) for name in args.load]
     check_matplotlib()
     for path in write_report(preset, loads, target):

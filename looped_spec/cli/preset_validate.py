@@ -1,7 +1,8 @@
 """Check preset files: their schema, and that each is named after what is in it.
 
-A folder stands for all presets in it; without arguments all that --preset auto would find are
-checked. The exit code is 2 if any is wrong.
+A folder stands for all presets in it (model=*.json), and any other .json file in it but
+geometry.json is wrong there, as no run looks at it. Without arguments all folders are checked that
+--preset auto looks into. The exit code is 2 if any is wrong.
 
 examples:
   looped-spec preset validate my-preset.json
@@ -16,10 +17,10 @@ from pathlib import Path
 from looped_spec.atomic_json import json_text
 from looped_spec.cli import console
 from looped_spec.cli.main import EXIT_USER_ERROR
-from looped_spec.cli.preset_files import all_files
+from looped_spec.cli.preset_files import all_folders
 from looped_spec.errors import ConfigError
 from looped_spec.presets import Preset
-from looped_spec.presets.lookup import PresetFolder
+from looped_spec.presets.lookup import PATTERN, PresetFolder
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -30,8 +31,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Check every file, and say of each whether it is well."""
-    files = _files(args.files) if args.files else [file for _, file in all_files()]
-    found = [(file, _problem(file)) for file in files]
+    if args.files:
+        found = [entry for name in args.files for entry in _checked(Path(name))]
+    else:
+        found = [entry for folder in all_folders() for entry in _of_folder(folder)]
     if args.json:
         document = [{"file": str(file), "problem": problem} for file, problem in found]
         console.write(json_text({"files": document}))
@@ -41,18 +44,22 @@ def run(args: argparse.Namespace) -> int:
     return EXIT_USER_ERROR if any(problem for _, problem in found) else 0
 
 
-def _files(names: list[str]) -> list[Path]:
-    files: list[Path] = []
-    for name in names:
-        path = Path(name)
-        if not path.is_dir():
-            files.append(path)
-            continue
-        inside = PresetFolder(path, "given").files()
-        if not inside:
-            raise ConfigError(f"folder '{name}' holds no preset: files are called model=*.json")
-        files += inside
-    return files
+def _checked(path: Path) -> list[tuple[Path, str | None]]:
+    """Return the files that a path stands for, each with what is wrong with it."""
+    if not path.is_dir():
+        return [(path, _problem(path))]
+    found = _of_folder(PresetFolder(path, "given"))
+    if not found:
+        raise ConfigError(f"folder '{path}' holds no preset: files are called {PATTERN}")
+    return found
+
+
+def _of_folder(folder: PresetFolder) -> list[tuple[Path, str | None]]:
+    ignored = [
+        (file, f"'{file}' is not looked at: presets are called {PATTERN}")
+        for file in folder.ignored()
+    ]
+    return [*((file, _problem(file)) for file in folder.files()), *ignored]
 
 
 def _problem(file: Path) -> str | None:

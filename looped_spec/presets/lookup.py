@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
@@ -12,12 +11,17 @@ from typing import Any
 
 from looped_spec.errors import ConfigError, closest
 from looped_spec.presets.match import TOLD_APART_BY, Match, RunIdentity, compare
-from looped_spec.presets.preset import Preset, preset_file_name
+from looped_spec.presets.names import is_path, named_files, shown_names
+from looped_spec.presets.preset import Preset, preset_file_name, word_of_file_name
 from looped_spec.settings import PRESET_DIR
 
 logger = logging.getLogger(__name__)
 
 PATTERN = "model=*.json"
+"""What presets are called; other files of a folder are not looked at."""
+
+GEOMETRY_FILE = "geometry.json"
+"""Sizes of models, which may lie among their presets."""
 
 
 @dataclass(frozen=True)
@@ -29,8 +33,20 @@ class PresetFolder:
 
     def files(self) -> list[Path]:
         """Return its preset files by name; a folder that cannot be read is a `ConfigError`."""
+        return [path for path in self._documents() if path.match(PATTERN)]
+
+    def ignored(self) -> list[Path]:
+        """Return what may have been meant as a preset but is not called as one: other JSON
+        files."""
+        return [
+            path
+            for path in self._documents()
+            if not path.match(PATTERN) and path.name != GEOMETRY_FILE
+        ]
+
+    def _documents(self) -> list[Path]:
         try:
-            return sorted(p for p in self.path.iterdir() if p.match(PATTERN))
+            return sorted(path for path in self.path.iterdir() if path.suffix == ".json")
         except OSError as error:
             raise ConfigError(
                 f"cannot read the folder of presets '{self.path}' ({self.name}): {error.strerror}"
@@ -93,8 +109,8 @@ def preset_folders(directory: str | None, package: Path | None) -> list[PresetFo
 
 
 def choose_preset(choice: str, run: RunIdentity, folders: Sequence[PresetFolder]) -> PresetChoice:
-    """Return the preset that `--preset` asks for: "none", "auto", a path, or a file's name or a
-    part of it.
+    """Return the preset that `--preset` asks for: "none", "auto", a path, or a name as
+    `named_files` understands it.
 
     What was asked for by path or name must fit the model; "auto" passes over what does not, and
     takes the nearest where none fits.
@@ -106,7 +122,9 @@ def choose_preset(choice: str, run: RunIdentity, folders: Sequence[PresetFolder]
         return PresetChoice(reason="none was asked for")
     if choice == "auto":
         return _nearest(run, folders)
-    path = Path(choice).expanduser() if is_path(choice) else _named(choice, run, folders)
+    files = [file for folder in folders for file in folder.files()]
+    is_file = is_path(choice, files)
+    path = Path(choice).expanduser() if is_file else _named(choice, run, files)
     preset = Preset.read(path)
     match = compare(preset, run)
     if match.obstacle is not None:
@@ -117,33 +135,28 @@ def choose_preset(choice: str, run: RunIdentity, folders: Sequence[PresetFolder]
     return PresetChoice(preset, path.name, match, advice=None if match.is_exact else _advice(run))
 
 
-def is_path(choice: str) -> bool:
-    """Whether `--preset` names a file rather than a preset to look for."""
-    return os.sep in choice or choice.startswith("~") or Path(choice).exists()
-
-
-def _named(name: str, run: RunIdentity, folders: Sequence[PresetFolder]) -> Path:
-    """Return the file of a name, or the only one for this model that has it as a part."""
-    files = [file for folder in folders for file in folder.files()]
-    for file in files:
-        if name in (file.name, file.stem):
-            return file
-    of_model = preset_file_name(run.model, "", "").split(",")[0] + ","
-    parts = [
-        file
-        for file in files
-        if file.name.startswith(of_model) and name.lower() in file.name.lower()
-    ]
+def _named(name: str, run: RunIdentity, files: Sequence[Path]) -> Path:
+    """Return the file that is called so, or the only one for this model that `name` can mean."""
+    found = named_files(name, files)
+    if len(found) == 1 and name in (found[0].name, found[0].stem):
+        return found[0]
+    prefix = f"model={word_of_file_name(run.model)},".lower()
+    of_model = [file for file in files if file.name.lower().startswith(prefix)]
+    parts = named_files(name, of_model)
     if len(parts) == 1:
         return parts[0]
-    where = ", ".join(f"'{folder.path}'" for folder in folders) or "no folder"
     if parts:
         raise ConfigError(
-            f"preset '{name}' is not one but {len(parts)}: {', '.join(p.name for p in parts)}"
+            f"preset '{name}' is not one but {len(parts)}: {shown_names(parts)}; give more of the "
+            "name"
         )
+    guess = "" if found else closest(name, [file.stem for file in files])
+    others = (
+        f"of this model there is {shown_names(of_model)}" if of_model else "of it there is none"
+    )
     raise ConfigError(
-        f"no preset '{name}' in {where}{closest(name, [file.stem for file in files])}; "
-        "'looped-spec preset list' shows what there is"
+        f"no preset '{name}' for model '{run.model}'{guess}; {others}; 'looped-spec preset list' "
+        "shows all"
     )
 
 
@@ -151,6 +164,12 @@ def _nearest(run: RunIdentity, folders: Sequence[PresetFolder]) -> PresetChoice:
     found: list[tuple[tuple[Any, ...], Preset, str, Match]] = []
     of_other = 0
     for place, folder in enumerate(folders):
+        if ignored := folder.ignored():
+            names = ", ".join(f"'{path.name}'" for path in ignored)
+            logger.warning(
+                "not looked at in '%s' (%s): %s: presets are called %s",
+                *(folder.path, folder.name, names, PATTERN),
+            )
         for file in folder.files():
             try:
                 preset = Preset.read(file)

@@ -62,6 +62,8 @@ def test_show_draws_times_speedups_acceptance_candidates_and_origin(
         (["show", "x/y.json"], "cannot read preset"),
         (["show", "H200", "--context-tokens", "-1"], "--context-tokens must be at least 0"),
         (["lst"], "did you mean 'list'"),
+        (["report", "1.4B", "-o", "r.md"], "is part of 4 presets"),
+        (["estimate", "Ouro-1.4B", "--device", "h200", "-o", "nofolder"], "is no folder"),
         (["estimate", "Ouro-1.4B", "--device", "h10"], "unknown device 'h10' (did you mean"),
         (["estimate", "Unknown-1B", "--device", "h200"], "its sizes are not known"),
         (["estimate", "Ouro-1.4B", "--device", "h200", "-o", "no/where.json"], "does not exist"),
@@ -119,6 +121,12 @@ def test_validate_finds_what_is_wrong_and_what_is_misnamed(
     (tmp_path / "model=wrong.json").write_bytes(H200.read_bytes())
     assert main(["preset", "validate", str(tmp_path)]) == 2
     assert f"should be called '{H200.name}'" in capsys.readouterr().out
+    (tmp_path / "model=wrong.json").rename(tmp_path / "mine.json")
+    (tmp_path / "geometry.json").write_text("{}")
+    assert main(["preset", "validate", str(tmp_path)]) == 2
+    assert "mine.json' is not looked at: presets are called" in capsys.readouterr().out
+    (tmp_path / "mine.json").rename(tmp_path / H200.name)
+    assert main(["preset", "validate", str(tmp_path)]) == 0
     (tmp_path / "empty").mkdir()
     assert main(["preset", "validate", str(tmp_path / "empty")]) == 2
     assert "holds no preset" in capsys.readouterr().err

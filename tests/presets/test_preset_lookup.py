@@ -230,7 +230,10 @@ def test_none_takes_none_even_where_one_fits(tmp_path: Path) -> None:
     assert choice.preset is None and choice.advice is None
 
 
-@pytest.mark.parametrize("name", ["model=demo_toy,device_name=A_B,dtype=float32", "a_b", "A_B,"])
+@pytest.mark.parametrize(
+    "name",
+    ["model=demo_toy,device_name=A_B,dtype=float32", "a_b", "A_B,", "demo:toy A_B", "toy a_b"],
+)
 def test_a_name_is_a_file_or_the_only_part_of_one(name: str, tmp_path: Path) -> None:
     folder = _folder(tmp_path, [make_preset(), make_preset(device_name="A B")])
     choice = choose_preset(name, RUN, [folder])
@@ -239,14 +242,48 @@ def test_a_name_is_a_file_or_the_only_part_of_one(name: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("name", "says"),
-    [("float32", "is not one but 2"), ("H900", "no preset 'H900' in"), ("x.json", "no preset")],
+    [
+        ("float32", "is not one but 2"),
+        ("H900", "no preset 'H900' for model 'demo:toy'; of this model there is 'model=demo_toy,"),
+        ("x.json", "no preset"),
+        ("big", "no preset 'big' for model 'demo:toy'; of this model there is 'model=demo_toy,"),
+    ],
 )
 def test_a_name_that_is_not_there_or_not_one_is_refused(
     name: str, says: str, tmp_path: Path
 ) -> None:
-    folder = _folder(tmp_path, [make_preset(), make_preset(device_name="A B")])
+    presets = [make_preset(), make_preset(device_name="A B"), make_preset(model="Org/Big-1B")]
+    folder = _folder(tmp_path, presets)
     with pytest.raises(ConfigError, match=says):
         choose_preset(name, RUN, [folder])
+
+
+@pytest.mark.parametrize("name", ["Org/Big-1B", "Org/Big-1B Toy_CPU", "big toy"])
+def test_the_model_may_be_named_as_its_hub_id(name: str, tmp_path: Path) -> None:
+    folder = _folder(tmp_path, [make_preset(), make_preset(model="Org/Big-1B")])
+    run = dataclasses.replace(RUN, model="Org/Big-1B")
+    choice = choose_preset(name, run, [folder])
+    assert choice.preset is not None and choice.preset.model == "Org/Big-1B"
+    with pytest.raises(ConfigError, match="cannot read preset 'Org/Other-1B'"):
+        choose_preset("Org/Other-1B", run, [folder])
+
+
+def test_of_two_files_of_one_name_the_first_folder_has_the_say(tmp_path: Path) -> None:
+    mine = _folder(tmp_path / "own", [dataclasses.replace(make_preset(), acceptance=())])
+    choice = choose_preset("toy_cpu", RUN, [mine, _folder(tmp_path / "all", [make_preset()])])
+    assert choice.preset is not None and choice.preset.acceptance == ()
+
+
+def test_files_that_are_not_called_as_presets_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = _folder(tmp_path, [make_preset()])
+    with caplog.at_level(logging.WARNING):
+        choose_preset("auto", RUN, [folder])
+        assert not caplog.records
+        (tmp_path / "mine.json").write_text("{}")
+        choose_preset("auto", RUN, [folder])
+    assert "'mine.json': presets are called model=*.json" in caplog.text
 
 
 def test_broken_files_are_passed_over_with_a_warning_but_refused_by_name(
