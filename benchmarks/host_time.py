@@ -7,6 +7,9 @@ batch sizes, with short and with long contexts in turns; and over rounds of shor
 somebody comes, which adds admission, prompts and ends, at the beginning and with ten thousand
 requests come and gone before. Times are those of the thread on its processor, so that other
 processes disturb them little; the time of the clock stands in the numbers.
+
+With `--live-lengths` it times instead plain rounds of a model of the demo's size that does compute:
+whether attention costs what requests are long, or what they might become.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from typing import Any
 from unittest import mock
 
 import torch
+from cpu_model import CONFIG, random_model
 from demo import PLAIN
 from results import markdown, run_command
 from torch import Tensor
@@ -32,9 +36,12 @@ from looped_spec.adapter import KVPlane
 from looped_spec.control.controller import AdaptiveController
 from looped_spec.control.plan import Candidate
 from looped_spec.control.static import StaticPolicy
+from looped_spec.layers.native import BuildError
 from looped_spec.offline.machine import machine_facts
 from looped_spec.runtime import round_program
 from looped_spec.runtime import runner as runner_module
+from looped_spec.runtime.attention import AttentionBackend, SdpaBackend
+from looped_spec.runtime.attention.native import NativeBackend
 from looped_spec.runtime.engine import Engine
 from looped_spec.runtime.policy import SpeculationPolicy
 from looped_spec.runtime.round import RoundOutput
@@ -47,6 +54,18 @@ TARGETS_US = {1: 150.0, 32: 600.0, 256: 2000.0}
 """Most microseconds of a round, by batch size."""
 TURNS = 3
 BLOCK_SIZE = 16
+DEMO: dict[str, Any] = {
+    **CONFIG,
+    "vocab_size": 1024,
+    "hidden_size": 320,
+    "intermediate_size": 896,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 5,
+    "num_key_value_heads": 5,
+}
+LIVE_TURNS, LIVE_ROUNDS = 6, 3
+LIVE_ROOM = 4 + (LIVE_TURNS + 1) * LIVE_ROUNDS
+"""Positions that a request grows by while it is timed, at most."""
 
 
 class Stub(ToyAdapter):
@@ -263,6 +282,60 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     return {"machine": machine_facts(torch.device("cpu")), "results": results}
 
 
+def measure_live(args: argparse.Namespace) -> dict[str, Any]:
+    """Time plain rounds of the demo's size at several lengths, each with tables of several
+    widths, by turns, and print the table."""
+    torch.set_num_threads(1)
+    adapter = random_model(DEMO, as_bf16=False)
+    backends: list[AttentionBackend] = [SdpaBackend()]
+    try:
+        backends.append(NativeBackend())
+    except BuildError as error:
+        print(f"native is left out: {error}", file=sys.stderr)
+    heads = ("us per round", *(f"live {live}" for live in args.live_lengths))
+    rows, results = [], []
+    for backend, batch_size in itertools.product(backends, args.live_batch_sizes):
+        engines = {}
+        for live, most in itertools.product(args.live_lengths, args.max_model_lens):
+            engine = make_engine(
+                adapter,
+                max_num_seqs=batch_size,
+                max_num_batched_tokens=1 << 16,
+                block_size=BLOCK_SIZE,
+                max_model_len=most,
+                num_blocks=max(most, batch_size * (live + BLOCK_SIZE)) // BLOCK_SIZE,
+                attention=backend,
+            )
+            params = SamplingParams(max_tokens=LIVE_ROOM, ignore_eos=True, temperature=0.0)
+            for first in range(1, batch_size + 1):
+                engine.add_request([first] * (live - LIVE_ROOM), params)
+            time_steps(engine, LIVE_ROUNDS)
+            assert len(engine.scheduler.running) == batch_size
+            engines[live, most] = engine, Times([], [])
+        for _ in range(LIVE_TURNS):
+            for engine, times in engines.values():
+                part = time_steps(engine, LIVE_ROUNDS)
+                times.thread.extend(part.thread)
+                times.clock.extend(part.clock)
+        found = {case: spread(times) for case, (_, times) in engines.items()}
+        for most in args.max_model_lens:
+            cells = [round(found[live, most]["us"]) for live in args.live_lengths]
+            rows.append((f"{backend.name}, B={batch_size}, max_model_len {most}", *cells))
+        results += [
+            {
+                "attention": backend.name,
+                "batch_size": batch_size,
+                "live_length": live,
+                "max_model_len": most,
+                **times,
+            }
+            for (live, most), times in found.items()
+        ]
+    print(markdown(heads, rows))
+    facts = machine_facts(torch.device("cpu"))
+    return {"machine": facts, "config": DEMO, "results": results}
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print the table, keep the numbers."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -271,8 +344,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--short", type=int, default=32, help="prompt tokens: %(default)s")
     parser.add_argument("--long", type=int, default=4096, help="prompt tokens: %(default)s")
     parser.add_argument("--requests", type=int, default=10_000, help="default: %(default)s")
+    parser.add_argument(
+        "--live-lengths",
+        type=int,
+        nargs="+",
+        metavar="N",
+        help="time rounds of a model that computes, with requests this long, instead",
+    )
+    parser.add_argument("--max-model-lens", type=int, nargs="+", default=[1024, 4096], metavar="N")
+    parser.add_argument("--live-batch-sizes", type=int, nargs="+", default=[1, 8], metavar="B")
     parser.add_argument("--json", type=Path, help="where to keep the numbers")
     args = parser.parse_args(argv)
+    if args.live_lengths:
+        if min(args.live_lengths) <= LIVE_ROOM or max(args.live_lengths) > min(args.max_model_lens):
+            parser.error(f"live lengths must be above {LIVE_ROOM}, and at most any max-model-lens")
+        return run_command("benchmarks/host_time.py", argv, args.json, lambda: measure_live(args))
     with (
         mock.patch.object(round_program, "speculative_round", StubRound()),
         mock.patch.object(runner_module, "prefill", stub_prefill),
