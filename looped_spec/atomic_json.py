@@ -8,7 +8,8 @@ import math
 import os
 import secrets
 import stat
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,16 @@ from looped_spec.errors import ConfigError, LoopedSpecError
 def json_text(document: Mapping[str, Any]) -> str:
     """Return a document as it is written: sorted keys, indented, null for NaN and infinities."""
     return json.dumps(_finite(document), indent=2, sort_keys=True, allow_nan=False) + "\n"
+
+
+def without_repeats(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the object of `json.loads(..., object_pairs_hook=without_repeats)`; `ValueError` for
+    one that has a name twice, of which Python would keep the last."""
+    document = dict(pairs)
+    if len(document) < len(pairs):
+        twice = next(name for name, times in Counter(n for n, _ in pairs).items() if times > 1)
+        raise ValueError(f"a name occurs twice in an object: {twice!r:.60}")
+    return document
 
 
 def check_target(path: Path) -> None:

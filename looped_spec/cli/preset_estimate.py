@@ -121,6 +121,7 @@ def run(args: argparse.Namespace) -> int:
     )
     if args.out is not None:
         path = path / preset.file_name if path.is_dir() else path
+        check_target(path)
         preset.write(path)
         console.note(f"wrote {path}")
     if args.json:

@@ -122,7 +122,8 @@ def choose_preset(choice: str, run: RunIdentity, folders: Sequence[PresetFolder]
         return PresetChoice(reason="none was asked for")
     if choice == "auto":
         return _nearest(run, folders)
-    files = [file for folder in folders for file in folder.files()]
+    is_there = Path(choice).expanduser().exists()
+    files = [] if is_there else [file for folder in folders for file in folder.files()]
     is_file = is_path(choice, files)
     path = Path(choice).expanduser() if is_file else _named(choice, run, files)
     preset = Preset.read(path)
@@ -151,9 +152,7 @@ def _named(name: str, run: RunIdentity, files: Sequence[Path]) -> Path:
             "name"
         )
     guess = "" if found else closest(name, [file.stem for file in files])
-    others = (
-        f"of this model there is {shown_names(of_model)}" if of_model else "of it there is none"
-    )
+    others = f"of this model there is {shown_names(of_model) or 'none'}"
     raise ConfigError(
         f"no preset '{name}' for model '{run.model}'{guess}; {others}; 'looped-spec preset list' "
         "shows all"

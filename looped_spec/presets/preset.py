@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from looped_spec.atomic_json import write_json
+from looped_spec.atomic_json import without_repeats, write_json
 from looped_spec.control.config import AdaptiveSpecConfig
 from looped_spec.control.cost import CostTable
 from looped_spec.errors import ConfigError, check_int
@@ -75,6 +75,14 @@ class Preset:
             raise ConfigError("cost of a preset's config must be null: the preset has its own")
         for candidate in self.cost.candidates:
             candidate.check(self.full_loops)
+        told = dict(self.cost.fingerprint)
+        for name in ("model", "full_loops", "dtype"):
+            mine = str(getattr(self, name))
+            if told.get(name, mine) != mine:
+                raise ConfigError(
+                    f"{name} of a preset is '{mine}', that of its cost's fingerprint "
+                    f"'{told[name]:.80}'"
+                )
         object.__setattr__(self, "acceptance", tuple(self.acceptance))
         self._check_acceptance()
         provenance = as_object(self.provenance, "provenance of a preset")
@@ -191,7 +199,7 @@ def read_json(path: str | Path, what: str) -> Any:
     if len(data) > MAX_FILE_BYTES:
         raise ConfigError(f"{what} '{path}' is larger than {MAX_FILE_BYTES // 2**20} MiB")
     try:
-        return json.loads(data.decode("utf-8"))
+        return json.loads(data.decode("utf-8"), object_pairs_hook=without_repeats)
     except UnicodeDecodeError as error:
         raise ConfigError(f"{what} '{path}' is no UTF-8 text") from error
     except ValueError as error:

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from starlette.requests import ClientDisconnect, Request
 
+from looped_spec.atomic_json import without_repeats
 from looped_spec.serve.errors import ApiError
 
 THREAD_BYTES = 64 * 1024
@@ -38,7 +39,7 @@ def parse_json_object(data: bytes) -> dict[str, Any]:
     """Return the JSON object that `data` is; raise `ApiError` if it is none."""
     try:
         document = json.loads(
-            data.decode(), parse_constant=_refuse, object_pairs_hook=_without_repeats
+            data.decode(), parse_constant=_refuse, object_pairs_hook=without_repeats
         )
     except UnicodeDecodeError as error:
         raise ApiError(400, "the body is not valid UTF-8") from error
@@ -71,10 +72,3 @@ async def _read(request: Request, max_bytes: int) -> bytes:
 
 def _refuse(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is no number of JSON")
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    document = dict(pairs)
-    if len(document) < len(pairs):
-        raise ValueError("a name occurs twice in an object")
-    return document

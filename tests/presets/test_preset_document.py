@@ -168,6 +168,13 @@ def test_an_unknown_key_anywhere_is_an_error_with_the_closest(
         (("dtype",), "float8", "dtype of a preset must be one of bfloat16"),
         (("full_loops",), 5, "full_loops of a preset is 5, that of its config is 4"),
         (("full_loops",), "4", "full_loops of a preset must be an integer"),
+        (
+            ("cost", "fingerprint"),
+            {"model": "Org/Other"},
+            "model of a preset is 'demo:toy', that of its cost's fingerprint 'Org/Other'",
+        ),
+        (("cost", "fingerprint"), {"full_loops": "3"}, "full_loops of a preset is '4'.*'3'"),
+        (("cost", "fingerprint"), {"dtype": "float16"}, "dtype of a preset is 'float32'.*'float16"),
         (("config", "cost"), {"schema_version": 1, "cells": [[1, 0, 0, 0, 1.0]]}, "must be null"),
         (("cost", "cells", 0, 3), 9, "draft_loops"),
         (("cost", "cells", 0, 4), float("nan"), "ms of a cost cell must be a positive number"),
@@ -275,6 +282,7 @@ def test_files_are_named_as_vllm_names_tuned_configurations() -> None:
         (lambda path: path.write_text("[" * 100_000), "is nested too deeply"),
         (lambda path: path.write_text("[]"), "a preset must be a JSON object"),
         (lambda path: path.write_text("{}"), "a preset needs schema_version"),
+        (lambda path: path.write_text('{"cost": {"a": 1, "a": 2}}'), "occurs twice .*: 'a'"),
     ],
 )
 def test_a_file_that_is_no_preset_is_refused_by_name(make: Any, says: str, tmp_path: Path) -> None:
