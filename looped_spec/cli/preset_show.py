@@ -2,7 +2,7 @@
 
 The expected speed-up of a candidate is E(K) T(0) / T(K, d): the tokens that its acceptance
 promises for a round, over what the round takes against plain decoding. Chosen candidates are
-marked with *, the one to start from with **.
+marked with *, the one to start from with **; ~ marks what lies outside of what was measured.
 
 examples:
   looped-spec preset show my-preset.json
@@ -21,7 +21,12 @@ from looped_spec.cli.tables import number, percent, plain_table
 from looped_spec.control.plan import PLAIN, Candidate
 from looped_spec.errors import ConfigError
 from looped_spec.presets import Preset
-from looped_spec.presets.expectation import CONTEXT_TOKENS, speedups
+from looped_spec.presets.expectation import (
+    CONTEXT_TOKENS,
+    is_extrapolated,
+    shown_context,
+    speedups,
+)
 from looped_spec.presets.preset import PARTS
 
 
@@ -31,9 +36,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--context-tokens",
         type=int,
-        default=CONTEXT_TOKENS,
         metavar="L",
-        help=f"context that times are shown at (default: {CONTEXT_TOKENS})",
+        help="context that times are shown at (default: the largest that was measured, up to "
+        f"{CONTEXT_TOKENS})",
     )
     parser.add_argument(
         "--json", action="store_true", help="print the preset with its expected speed-ups as JSON"
@@ -42,25 +47,32 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Show."""
-    if args.context_tokens < 0:
+    if args.context_tokens is not None and args.context_tokens < 0:
         raise ConfigError(f"--context-tokens must be at least 0, got {args.context_tokens}")
     preset, path = read_preset(args.preset)
+    context = shown_context(preset.cost) if args.context_tokens is None else args.context_tokens
     if args.json:
         expected = [
             [size, c.num_speculative_tokens, c.draft_loops, sum(values) / len(values)]
             for size in _batch_sizes(preset)
-            for c, values in _speedups(preset, size, args.context_tokens).items()
+            for c, values in _speedups(preset, size, context).items()
         ]
-        console.write(
-            json_text({"preset": preset.to_json(), "expected_speedup": expected, "file": str(path)})
-        )
+        document = {
+            "preset": preset.to_json(),
+            "context_tokens": context,
+            "expected_speedup": expected,
+            "file": str(path),
+        }
+        console.write(json_text(document))
         return 0
-    console.write(show_text(preset, args.context_tokens))
+    console.write(show_text(preset, context))
     return 0
 
 
-def show_text(preset: Preset, context: int = CONTEXT_TOKENS) -> str:
-    """Lay out a preset for people."""
+def show_text(preset: Preset, context: int | None = None) -> str:
+    """Lay out a preset for people, at a context of its own unless one is given."""
+    if context is None:
+        context = shown_context(preset.cost)
     return "\n\n".join(_parts(preset, context)) + "\n"
 
 
@@ -72,6 +84,8 @@ def _parts(preset: Preset, context: int) -> list[str]:
         f"{preset.device_name}, {preset.dtype}\npolicy {preset.config.policy}"
     )
     at = f"at {context} tokens of context"
+    if any(_guess(preset, size, context, *preset.cost.candidates) for size in _batch_sizes(preset)):
+        at += "; ~ is extrapolated beyond what was measured"
     parts = [
         head,
         f"time of a round in ms {at}\n{_cost(preset, context)}",
@@ -86,6 +100,12 @@ def _parts(preset: Preset, context: int) -> list[str]:
 
 def _batch_sizes(preset: Preset) -> list[int]:
     return sorted({cell.batch_size for cell in preset.cost.cells})
+
+
+def _guess(preset: Preset, size: int, context: int, *candidates: Candidate) -> str:
+    """Return the mark of a time that rests on one that was not measured around there."""
+    is_guess = any(is_extrapolated(preset.cost, size, context, c) for c in candidates)
+    return "~" if is_guess else ""
 
 
 def _speedups(preset: Preset, size: int, context: int) -> dict[Candidate, list[float]]:
@@ -109,7 +129,9 @@ def _cost(preset: Preset, context: int) -> str:
         (
             "plain" if c == PLAIN else f"K,d {_name(c)}",
             *(
-                number(preset.cost.ms(size, context, c), 3) + _mark(preset, size, c)
+                _guess(preset, size, context, c)
+                + number(preset.cost.ms(size, context, c), 3)
+                + _mark(preset, size, c)
                 for size in sizes
             ),
         )
@@ -129,7 +151,8 @@ def _gain(preset: Preset, context: int) -> str:
         for size in sizes:
             values = by_size[size].get(c)
             mean = sum(values) / len(values) if values else None
-            cells.append(number(mean, 2, "x") + _mark(preset, size, c))
+            guess = _guess(preset, size, context, PLAIN, c) if values else ""
+            cells.append(guess + number(mean, 2, "x") + _mark(preset, size, c))
         rows.append((f"K,d {_name(c)}", *cells))
     return plain_table(("", *(f"B {size}  " for size in sizes)), rows)
 

@@ -14,6 +14,31 @@ CONTEXT_TOKENS = 512
 """Where candidates are compared, if nobody says."""
 
 
+def shown_context(cost: CostTable) -> int:
+    """Return the context in tokens that a table is best shown at: the largest that was measured of
+    up to `CONTEXT_TOKENS`, else the smallest."""
+    contexts = {cell.context_tokens for cell in cost.cells}
+    fitting = [length for length in contexts if length <= CONTEXT_TOKENS]
+    return max(fitting) if fitting else min(contexts, default=CONTEXT_TOKENS)
+
+
+def is_extrapolated(cost: CostTable, batch_size: int, context: int, candidate: Candidate) -> bool:
+    """Whether a time lies outside what was measured of the candidate: at a batch size or a context
+    (tokens) below or above all of its own."""
+    shape = candidate.num_speculative_tokens, candidate.draft_loops
+    cells = [cell for cell in cost.cells if cell[2:4] == shape]
+    sizes = {cell.batch_size for cell in cells}
+    near = {
+        max((size for size in sizes if size <= batch_size), default=None),
+        min((size for size in sizes if size >= batch_size), default=None),
+    }
+    for size in near:
+        contexts = [cell.context_tokens for cell in cells if cell.batch_size == size]
+        if not contexts or not min(contexts) <= context <= max(contexts):
+            return True
+    return False
+
+
 def expected_speedup(
     cost: CostTable,
     entry: AcceptanceEntry,

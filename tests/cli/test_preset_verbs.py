@@ -114,6 +114,20 @@ def test_the_preset_of_a_demo_is_shown_by_the_name_of_the_demo(
     assert "demo:huginn" in capsys.readouterr().out
 
 
+def test_show_keeps_to_contexts_that_were_measured_and_marks_what_lies_beyond(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["preset", "show", "demo:ouro"]) == 0
+    out = capsys.readouterr().out
+    assert "ms at 256 tokens of context\n" in out and "~" not in out
+    assert main(["preset", "show", "demo:ouro", "--context-tokens", "512"]) == 0
+    out = capsys.readouterr().out
+    assert "ms at 512 tokens of context; ~ is extrapolated" in out
+    plain = next(line for line in out.splitlines() if line.startswith("plain"))
+    assert plain.count("~") == 3
+    assert _json(capsys, "show", str(H200))["context_tokens"] == 512
+
+
 def test_validate_finds_what_is_wrong_and_what_is_misnamed(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
