@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import threading
+import time
 import weakref
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -71,6 +73,24 @@ def test_a_graph_that_memory_broke_off_lives_as_long_as_those_before_it(
     gc.collect()
     assert warmed_up and [graph() is not None for graph in Graph.made] == [True, True]
     replay()
+
+
+def test_two_engines_do_not_capture_at_the_same_time(backend: CudaGraphs) -> None:
+    """They share a stream: one would record what the other submits."""
+    inside, most = [0], [0]
+
+    def function() -> None:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        time.sleep(0.02)
+        inside[0] -= 1
+
+    threads = [threading.Thread(target=backend.capture, args=(function, [])) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(Graph.made) == 3 and most == [1]
 
 
 def test_all_captures_on_a_device_share_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:

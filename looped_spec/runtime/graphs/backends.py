@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar
@@ -11,6 +12,10 @@ import torch
 from torch import Tensor
 
 Replay = Callable[[], object]
+
+_ONE_AT_A_TIME = threading.Lock()
+"""Held while a round is captured: what another engine's thread submitted to the stream that all
+share would become part of it."""
 
 
 class GraphBackend(ABC):
@@ -56,7 +61,7 @@ class CudaGraphs(GraphBackend):
 
     def capture(self, function: Callable[[], object], tensors: Sequence[Tensor]) -> Replay:
         """Run once, so that kernels are compiled and chosen, then capture."""
-        with torch.cuda.device(self._device):
+        with _ONE_AT_A_TIME, torch.cuda.device(self._device):
             current = torch.cuda.current_stream()
             self._stream.wait_stream(current)
             with torch.cuda.stream(self._stream):
