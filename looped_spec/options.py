@@ -234,10 +234,9 @@ class EngineOptions:
             raise ConfigError(f"preset must be auto, none, a file or a name, got {self.preset!r}")
         asked = self.preset not in ("auto", "none")
         if asked and self.ignores_presets:
-            rival = "early exit" if self.early_exit else "other options of speculation"
             raise ConfigError(
-                f"preset='{self.preset}' and {rival} contradict each other: both say what runs; "
-                "leave one of them out"
+                f"preset='{self.preset}' and {self._rival_of_presets()} contradict each other: "
+                "both say what runs; leave one of them out"
             )
         fixed = {
             "num_speculative_tokens": self.num_speculative_tokens is not None,
@@ -291,6 +290,18 @@ class EngineOptions:
         if self.policy == "static" and self.preset not in ("auto", "none"):
             return self.num_speculative_tokens is not None or self.speculative_config is not None
         return self.adapts is False
+
+    def _rival_of_presets(self) -> str:
+        """Return which option makes these ignore presets, for an error."""
+        given = {
+            "early exit (exit_threshold)": self.exit_threshold is not None,
+            "early exit (exit_criterion)": self.exit_criterion is not None,
+            "speculative_adaptive_config": self.speculative_adaptive_config is not None,
+            "num_speculative_tokens": self.num_speculative_tokens is not None,
+            "speculative_config": self.speculative_config is not None,
+            "speculative_adaptive=False": self.speculative_adaptive is False,
+        }
+        return next(name for name, is_given in given.items() if is_given)
 
     @property
     def early_exit(self) -> bool:

@@ -12,7 +12,7 @@ import dataclasses
 import datetime
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,8 +118,7 @@ def run(args: argparse.Namespace) -> int:
     from looped_spec.offline.workloads import named_paths
 
     paths = named_paths(args.workload)
-    if args.out is not None:
-        check_target(args.out)
+    _check_files(args, paths.values())
     llm = load_model(args.model, _engine_options(args, settings))
     from looped_spec.offline.prepare import make_measurer
 
@@ -127,6 +126,27 @@ def run(args: argparse.Namespace) -> int:
         measurer = make_measurer(llm, paths, settings)
         measurer.capture()
         return _carry_out(args, measurer)
+
+
+def _beside(out: Path) -> Path:
+    return out.parent / "samples" / f"{out.stem}.jsonl"
+
+
+def _check_files(args: argparse.Namespace, workloads: Iterable[Path]) -> None:
+    """Raise `ConfigError` for what can be seen of files before the model is loaded."""
+    from looped_spec.offline.documents import read_documents
+    from looped_spec.offline.store import check_free, read_samples
+
+    for path in workloads:
+        read_documents(path)
+    if args.out is not None:
+        check_target(args.out)
+    samples = args.samples or (_beside(args.out) if args.out is not None else None)
+    if samples is None or args.dry_run:
+        return
+    check_free(samples, resume=args.resume)
+    if samples.exists() and samples.stat().st_size:
+        read_samples(samples)
 
 
 def _carry_out(args: argparse.Namespace, measurer: Measurer) -> int:
@@ -141,7 +161,7 @@ def _carry_out(args: argparse.Namespace, measurer: Measurer) -> int:
     plan = measurer.plan
     out = args.out or Path(preset_file_name(plan.model, plan.device_name, plan.dtype))
     check_target(out)
-    samples = args.samples or out.parent / "samples" / f"{out.stem}.jsonl"
+    samples = args.samples or _beside(out)
     times = CellTimes.of(measurer.llm, plan)
     if not out.match(PATTERN):
         console.note(
@@ -185,9 +205,12 @@ def _carry_out(args: argparse.Namespace, measurer: Measurer) -> int:
             preset.write(out)
         except BaseException:
             bar.close()
+            store.remove_if_empty()
             console.note(
                 f"{len(store.cells)} cells are kept in {samples}; the same command with --resume "
                 "goes on from there"
+                if store.cells
+                else "no cell was measured, so nothing is kept"
             )
             raise
         bar.close()

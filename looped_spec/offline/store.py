@@ -47,6 +47,14 @@ def read_samples(path: Path) -> Samples:
     return samples
 
 
+def check_free(path: Path, *, resume: bool) -> None:
+    """Raise `ConfigError` for a file that a run would have to go on with and must not."""
+    if not resume and path.exists() and path.stat().st_size:
+        raise ConfigError(
+            f"{path} is there already: give --resume to go on with it, or another --samples"
+        )
+
+
 class SampleStore:
     """A file of samples, open for adding; use it as a context manager.
 
@@ -65,11 +73,7 @@ class SampleStore:
     def __init__(self, path: Path, header: Mapping[str, Any], *, resume: bool) -> None:
         self.path = path
         document = {"schema_version": SCHEMA_VERSION, **_plain(header)}
-        is_there = path.exists()
-        if is_there and path.stat().st_size and not resume:
-            raise ConfigError(
-                f"{path} is there already: give --resume to go on with it, or another --samples"
-            )
+        check_free(path, resume=resume)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
@@ -100,6 +104,12 @@ class SampleStore:
         trace: TracebackType | None,
     ) -> None:
         os.close(self._fd)
+
+    def remove_if_empty(self) -> None:
+        """Remove a file that holds no cell, so that the same command can begin anew."""
+        if not self.cells and self.path.is_file():
+            with contextlib.suppress(OSError):
+                self.path.unlink()
 
     def add(self, key: str, data: Mapping[str, Any]) -> None:
         """Keep the data of a cell; it is on the disk when this returns. Numbers are rounded.

@@ -55,6 +55,7 @@ def test_a_preset_is_measured_and_its_samples_give_it_again(
     out = tmp_path / "p.json"
     assert generate(model, "--workload", f"words={texts}", "--out", out, "--note", "a note") == 0
     shown = capsys.readouterr()
+    assert "'p.json' is found by its path alone: runs look for 'model=" in shown.err
     assert "is written, from 7 cells" in shown.out and "noise: plain decoding" in shown.out
     preset = Preset.read(out)
     assert preset.config.max_num_seqs == 2
@@ -71,8 +72,11 @@ def test_a_preset_is_measured_and_its_samples_give_it_again(
     rebuild(samples).write(tmp_path / "again.json")
     assert (tmp_path / "again.json").read_bytes() == out.read_bytes()
 
-    assert generate(model, "--workload", f"words={texts}", "--out", out) == 2
+    # Files are checked first: the model is not even looked for.
+    assert generate("no/model", "--workload", f"words={texts}", "--out", out) == 2
     assert "give --resume" in capsys.readouterr().err
+    assert generate("no/model", "--workload", "w=missing.jsonl", "--out", out, "--resume") == 2
+    assert "missing.jsonl" in capsys.readouterr().err
     before = samples.read_bytes()
     assert generate(model, "--workload", f"words={texts}", "--out", out, "--resume") == 0
     assert samples.read_bytes() == before
@@ -159,7 +163,7 @@ def test_a_model_that_ends_every_text_at_once_is_one_line(
     assert not out.exists()
 
 
-def test_a_budget_too_short_for_a_preset_is_said_to_be_and_what_it_held_is_gone_on_with(
+def test_a_budget_too_short_for_any_cell_is_said_to_be_and_leaves_nothing_in_the_way(
     model: str, texts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "p.json"
@@ -167,8 +171,9 @@ def test_a_budget_too_short_for_a_preset_is_said_to_be_and_what_it_held_is_gone_
     assert generate(model, *arguments, "--budget", "0") == 2
     error = capsys.readouterr().err
     assert "the budget was too short for a preset, 5 cells did not fit" in error
-    assert "--resume goes on from there" in error and not out.exists()
-    assert generate(model, *arguments, "--resume") == 0
+    assert "no cell was measured, so nothing is kept" in error and not out.exists()
+    assert list((tmp_path / "samples").iterdir()) == []
+    assert generate(model, *arguments) == 0
     assert Preset.read(out).config.max_num_seqs == 2
 
 

@@ -249,15 +249,22 @@ def test_no_preset_is_looked_for_where_the_options_say_what_runs(
 
 
 @pytest.mark.parametrize(
-    "options", [{"num_speculative_tokens": 2}, {"exit_threshold": 0.5}, {"policy": "static"}]
+    ("options", "named"),
+    [
+        ({"num_speculative_tokens": 2}, "num_speculative_tokens"),
+        ({"num_speculative_tokens": 2, "policy": "static"}, "num_speculative_tokens"),
+        ({"speculative_config": {"num_speculative_tokens": 2}}, "speculative_config"),
+        ({"speculative_adaptive": False}, "speculative_adaptive=False"),
+        ({"speculative_adaptive_config": {}}, "speculative_adaptive_config"),
+        ({"exit_threshold": 0.5}, r"early exit \(exit_threshold\)"),
+        ({"exit_criterion": "x"}, r"early exit \(exit_criterion\)"),
+    ],
 )
 def test_a_preset_and_another_answer_contradict_each_other(
-    made: Preset, tmp_path: Path, options: dict[str, Any]
+    made: Preset, tmp_path: Path, options: dict[str, Any], named: str
 ) -> None:
     made.write(tmp_path / "p.json")
-    if "policy" in options:
-        options = {**options, "num_speculative_tokens": 2}
-    with pytest.raises(ConfigError, match="contradict each other"):
+    with pytest.raises(ConfigError, match=f"and {named} contradict each other"):
         _load(preset=str(tmp_path / "p.json"), **options)
 
 
