@@ -89,7 +89,8 @@ def run(args: argparse.Namespace) -> int:
 
     path = Path(args.out or ".")
     if not path.is_dir():
-        if path.suffix != ".json":
+        is_special = path.exists() and not path.is_file()  # a pipe or a device
+        if path.suffix != ".json" and not is_special:
             raise ConfigError(
                 f"--out '{path}' is no folder, and a preset's file ends in .json: make the folder, "
                 "or give the name of a file"
