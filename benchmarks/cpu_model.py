@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -79,11 +79,15 @@ def timed(call: Callable[[], object], repeats: int) -> list[float]:
 
 @dataclass(frozen=True)
 class StageTimes:
-    """Median seconds of the stages over some rows."""
+    """Median times of the stages over some rows, in seconds unless it is said otherwise."""
 
     prelude: float
     loop: float
     readout: float
+
+    def milliseconds(self) -> dict[str, float]:
+        """Return the same in milliseconds, by name."""
+        return {name: 1e3 * seconds for name, seconds in asdict(self).items()}
 
     @classmethod
     def median(cls, times: Sequence[StageTimes]) -> StageTimes:

@@ -7,12 +7,14 @@ checkpoints have) and for any fp32 weights; the official code with the same weig
 it (--official), and the same work in the transformers library, where that is installed; then
 speculation with drafts that are right with probability p, against plain decoding
 and against what the times of the single stages predict.
+
+With --json every turn is in the file as soon as it was measured, and --resume goes on with what a
+run that was stopped has left there.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -21,9 +23,23 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from cpu_model import CONFIG, Stages, StageTimes, bytes_per_token, random_model, read_bandwidth
+from cpu_model import CONFIG, Stages, bytes_per_token, random_model, read_bandwidth
 from cpu_reference import Generate, llama_generate, official_generate
-from results import markdown, run_command
+from cpu_report import (
+    BEFORE,
+    BF16,
+    FP32,
+    LLAMA,
+    NATIVE,
+    OFFICIAL,
+    OFFICIAL_CODE,
+    plain_rows,
+    print_tables,
+    speculation_rows,
+    stage_rows,
+)
+from kept_parts import KeptParts, Part
+from results import run_command, shown_command
 
 from looped_spec import SamplingParams
 from looped_spec.control.plan import Candidate
@@ -33,18 +49,12 @@ from looped_spec.offline.machine import machine_facts
 from looped_spec.offline.timing import in_turn
 from looped_spec.runtime.attention.native import NativeBackend
 from looped_spec.runtime.engine import Engine
-from looped_spec.runtime.linears import arrange_linears
+from looped_spec.runtime.linears import LinearReport, arrange_linears
 from looped_spec.testing.engine import make_engine
 from looped_spec.testing.forced_acceptance import ForcedAcceptance
 
-OFFICIAL = {1: 11.0, 8: 46.0}
-"""Tokens per second of the official implementation's `generate` by batch size, recorded before on
-a machine of this kind (2 cores, about 17.5 GB/s); not measured in this run."""
-BF16, FP32, BEFORE = "auto, bf16 numbers", "auto, fp32 numbers", "plain"
-NATIVE = "auto and native kernels, bf16 numbers"
-LLAMA, OFFICIAL_CODE = "transformers", "official"
-REFERENCES = (LLAMA, OFFICIAL_CODE)
 LOOPS = int(CONFIG["total_ut_steps"])
+STAGE_ROWS = (1, 2, 4, 8, 16, 32)
 
 
 def prompts_of(args: argparse.Namespace, batch_size: int) -> list[list[int]]:
@@ -79,7 +89,7 @@ def complete(
 
 def engine_of(
     args: argparse.Namespace, *, as_bf16: bool, way: str, kernels: Kernels | None = None
-) -> tuple[Engine, Any]:
+) -> tuple[Engine, LinearReport]:
     """Return an engine, and what became of its linear layers."""
     adapter = random_model(CONFIG, as_bf16=as_bf16)
     report = arrange_linears(adapter.module, way)
@@ -94,119 +104,6 @@ def engine_of(
     return engine, report
 
 
-def summary(values: Sequence[float]) -> dict[str, float]:
-    """Return the median, the least and the greatest."""
-    return {
-        "median": round(statistics.median(values), 4),
-        "least": round(min(values), 4),
-        "greatest": round(max(values), 4),
-    }
-
-
-def measure_plain(args: argparse.Namespace, ways: dict[str, Callable[[int], float]]) -> list[Any]:
-    """Time all ways in turn at every batch size; ratios are taken repeat by repeat."""
-    results = []
-    for batch_size in args.batch_sizes:
-        count = batch_size * args.tokens
-        at_size = {way: partial(run, batch_size) for way, run in ways.items()}
-        runs = in_turn(ways, partial(_call, at_size), args.repeats + 1)
-        seconds = {way: each[1:] for way, each in runs.items()}  # the first warms up
-        for way, each in seconds.items():
-            rates = [count / one for one in each]
-            row: dict[str, Any] = {
-                "batch_size": batch_size,
-                "way": way,
-                "tokens_per_second": summary(rates),
-            }
-            for other in (BEFORE, *REFERENCES):
-                if other in seconds and way != other and way not in REFERENCES:
-                    ratios = [b / a for a, b in zip(each, seconds[other], strict=True)]
-                    row[f"ratio_to_{other}"] = summary(ratios)
-            if batch_size in OFFICIAL and way not in REFERENCES:
-                row["ratio_to_recorded"] = round(statistics.median(rates) / OFFICIAL[batch_size], 2)
-            results.append(row)
-    return results
-
-
-def _call(runs: Mapping[str, Callable[[], float]], way: str) -> float:
-    return runs[way]()
-
-
-def predicted_seconds(k: int, d: int, one: StageTimes, many: StageTimes) -> float:
-    """Return the seconds of a round from those of its stages over B and over B (K + 1) rows."""
-    if not k:
-        return one.prelude + LOOPS * one.loop + one.readout
-    drafts = (k + 1) * (one.prelude + d * one.loop) + k * one.readout
-    return drafts + (LOOPS - d) * many.loop + many.readout
-
-
-def measure_speculation(args: argparse.Namespace, engine: Engine, batch_size: int) -> list[Any]:
-    """Compare each K with plain decoding, run by run and without the prompts, and with what the
-    stages predict, which are timed after every turn of the runs."""
-    adapter, p, d = engine.runner.adapter, args.acceptance, args.draft_loops
-    stages = Stages(
-        adapter, LOOPS, args.prompt + args.tokens // 2, batch_size, engine.runner.backend
-    )
-    single: list[StageTimes] = []
-    wide: dict[int, list[StageTimes]] = {k: [] for k in args.draft_tokens}
-
-    def run(k: int | None) -> tuple[float, int, float]:
-        if k is None:
-            single.append(stages.times(batch_size, 1, args.stage_repeats))
-            for each, times in wide.items():
-                times.append(stages.times(batch_size, each + 1, args.stage_repeats))
-            return 0.0, 0, 0.0
-        engine.policy = StaticPolicy(Candidate(k, d if k else 0))
-        before = engine.metrics.num_rounds, engine.metrics.num_accepted_tokens
-        _, seconds = complete(engine, args, batch_size)
-        rounds = engine.metrics.num_rounds - before[0]
-        accepted = (engine.metrics.num_accepted_tokens - before[1]) / max(rounds, 1)
-        return seconds, rounds, 1 + accepted
-
-    runs = in_turn([0, *args.draft_tokens, None], run, args.repeats + 1)
-    one = StageTimes.median(single)
-    results = []
-    for k in args.draft_tokens:
-        speedups = [a[0] / b[0] for a, b in zip(runs[0][1:], runs[k][1:], strict=True)]
-        plain_seconds = predicted_seconds(0, 0, one, one)
-        round_seconds = predicted_seconds(k, d, one, StageTimes.median(wide[k]))
-        # Rounds are those of the run: some tens of tokens are few, and the last round overhangs.
-        prediction = runs[0][-1][1] * plain_seconds / (runs[k][-1][1] * round_seconds)
-        results.append(
-            {
-                "batch_size": batch_size,
-                "K": k,
-                "d": d,
-                "speedup": summary(speedups),
-                "predicted": round(prediction, 4),
-                "measured_by_predicted": round(statistics.median(speedups) / prediction, 4),
-                "rounds": runs[k][-1][1],
-                "plain_rounds": runs[0][-1][1],
-                "expected_tokens_per_round": round(sum(p**i for i in range(k + 1)), 3),
-            }
-        )
-    return results
-
-
-def measure_stages(args: argparse.Namespace, engine: Engine) -> dict[str, Any]:
-    """Return the milliseconds of a loop pass over 1, 2, 4, 8 ... rows, as requests and as one
-    request's rows, and what the rows cost by one row's."""
-    runner = engine.runner
-    stages = Stages(runner.adapter, LOOPS, args.prompt + args.tokens // 2, 32, runner.backend)
-    sizes = (1, 2, 4, 8, 16, 32)
-    loops: dict[str, list[float]] = {f"{n}": [] for n in sizes}
-    for _ in range(3):
-        for n in sizes:
-            loops[f"{n}"].append(1e3 * stages.times(n, 1, args.stage_repeats).loop)
-    ratios = [b / a for a, b in zip(loops["1"], loops["8"], strict=True)]
-    verified = [1e3 * stages.times(1, n, args.stage_repeats).loop for n in (1, 8)]
-    return {
-        "loop_ms_by_requests": {n: summary(each) for n, each in loops.items()},
-        "eight_rows_by_one": summary(ratios),
-        "eight_rows_of_one_request_by_one": round(verified[1] / verified[0], 3),
-    }
-
-
 def reference_seconds(args: argparse.Namespace, generate: Generate, batch_size: int) -> float:
     """Return the seconds that other code takes for a batch."""
     start = time.perf_counter()
@@ -216,100 +113,206 @@ def reference_seconds(args: argparse.Namespace, generate: Generate, batch_size: 
     return seconds
 
 
-def measure(args: argparse.Namespace) -> dict[str, Any]:
-    """Run all of it and print the tables."""
-    torch.set_num_threads(args.threads)
-    before, _ = engine_of(args, as_bf16=True, way="plain")
-    bf16, bf16_report = engine_of(args, as_bf16=True, way="auto")
-    fp32, fp32_report = engine_of(args, as_bf16=False, way="auto")
-    model_bytes = bytes_per_token(before.runner.adapter.adapter)  # type: ignore[attr-defined]
-    bandwidth = [read_bandwidth(model_bytes)]
-    engines = {BEFORE: before, FP32: fp32, BF16: bf16}
-    try:
-        kernels = Kernels()
-    except BuildError as error:
-        print(f"no native kernels: {error}", file=sys.stderr)
-    else:
-        engines[NATIVE], _ = engine_of(args, as_bf16=True, way="auto", kernels=kernels)
-    ways: dict[str, Callable[[int], float]] = {
-        way: lambda b, e=engine: complete(e, args, b)[0]  # type: ignore[misc]
-        for way, engine in engines.items()
-    }
-    references = {LLAMA: llama_generate(CONFIG)}
-    equal_texts = None
-    if args.official is not None:
-        adapter = random_model(CONFIG, as_bf16=True)
-        official = official_generate(args.official, CONFIG, adapter)
-        references[OFFICIAL_CODE] = official
-        ours: list[list[int]] = []
-        complete(before, args, max(args.batch_sizes), ours)
-        theirs = official(prompts_of(args, len(ours)), args.tokens)
-        equal_texts = sum(a == b for a, b in zip(ours, theirs, strict=True)) / len(ours)
-    for name, generate in references.items():
-        if generate is not None:
-            ways[name] = partial(reference_seconds, args, generate)
-    plain = measure_plain(args, ways)
-    drafting = engines.get(NATIVE, bf16)
-    speculation = [row for b in args.batch_sizes for row in measure_speculation(args, drafting, b)]
-    stages = {way: measure_stages(args, engine) for way, engine in engines.items()}
-    bandwidth.append(read_bandwidth(model_bytes))
-    bound = model_bytes / max(bandwidth)
-    rows: list[Sequence[Any]] = []
-    for each in plain:
-        rate = each["tokens_per_second"]
-        share = bound / (each["batch_size"] / rate["median"])
-        each["share_of_bound"] = round(share, 3)
-        rows.append(
-            (
-                f"B={each['batch_size']}, {each['way']}",
-                f"{rate['median']:.1f} ({rate['least']:.1f} to {rate['greatest']:.1f})",
-                *(
-                    each.get(f"ratio_to_{other}", {}).get("median", "-")
-                    for other in (BEFORE, LLAMA, OFFICIAL_CODE)
-                ),
-                each.get("ratio_to_recorded", "-"),
-                f"{share:.2f}",
-            )
-        )
-    heads = ("plain decoding", "tokens/s", "by plain linears", "by transformers", "by official")
-    print(markdown((*heads, "by official, recorded", "of the bound"), rows))
-    if equal_texts is not None:
-        print(f"\ngreedy texts of the official code that equal ours: {100 * equal_texts:.0f} %")
-    print(
-        f"\nbound: {model_bytes / 1e6:.0f} MB of fp32 weights a token at "
-        f"{max(bandwidth) / 1e9:.1f} GB/s are {1e3 * bound:.1f} ms\n"
-    )
-    print(
-        markdown(
-            (f"drafts right with p={args.acceptance}", "speed-up", "predicted", "measured by it"),
-            [
-                (
-                    f"B={s['batch_size']}, K={s['K']}, d={s['d']}",
-                    f"{s['speedup']['median']:.2f} ({s['speedup']['least']:.2f} to "
-                    f"{s['speedup']['greatest']:.2f})",
-                    f"{s['predicted']:.2f}",
-                    f"{s['measured_by_predicted']:.2f}",
+class Bench:
+    """The engines, and what measures the parts with them."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        """Make the models; nothing is timed yet."""
+        self.args = args
+        self.engines: dict[str, Engine] = {}
+        self.linears: dict[str, LinearReport] = {}
+        self.engines[BEFORE], _ = engine_of(args, as_bf16=True, way="plain")
+        self.engines[FP32], self.linears[FP32] = engine_of(args, as_bf16=False, way="auto")
+        self.engines[BF16], self.linears[BF16] = engine_of(args, as_bf16=True, way="auto")
+        try:
+            kernels = Kernels()
+        except BuildError as error:
+            print(f"no native kernels: {error}", file=sys.stderr)
+        else:
+            self.engines[NATIVE], _ = engine_of(args, as_bf16=True, way="auto", kernels=kernels)
+        self.drafting = NATIVE if NATIVE in self.engines else BF16
+        self.ways: dict[str, Callable[[int], float]] = {
+            way: lambda b, e=engine: complete(e, args, b)[0]  # type: ignore[misc]
+            for way, engine in self.engines.items()
+        }
+        self.references: dict[str, Generate] = {}
+        if (llama := llama_generate(CONFIG)) is not None:
+            self.references[LLAMA] = llama
+        if args.official is not None:
+            adapter = random_model(CONFIG, as_bf16=True)
+            self.references[OFFICIAL_CODE] = official_generate(args.official, CONFIG, adapter)
+        for name, generate in self.references.items():
+            self.ways[name] = partial(reference_seconds, args, generate)
+        self.bytes_per_token = bytes_per_token(random_model(CONFIG, as_bf16=True))
+        self._warm: set[str] = set()
+
+    def parts(self) -> dict[str, tuple[float, Callable[[], Part]]]:
+        """Return what measures each part, and about how long it takes (in milliseconds)."""
+        args = self.args
+        work: dict[str, tuple[float, Callable[[], Part]]] = {
+            "bandwidth, before": (300, self._bandwidth)
+        }
+        if OFFICIAL_CODE in self.references:
+            work["equal texts"] = (7000, self._equal_texts)
+        turn_ms = {b: 50 * (1.5 if b > 1 else 1) * args.tokens for b in args.batch_sizes}
+        for batch_size in args.batch_sizes:
+            for turn in range(args.repeats):
+                work[f"plain decoding, B={batch_size}, turn {turn}"] = (
+                    len(self.ways) * turn_ms[batch_size],
+                    partial(self._plain, batch_size, turn),
                 )
-                for s in speculation
-            ],
+        for batch_size in args.batch_sizes:
+            for turn in range(args.repeats):
+                work[f"speculation, B={batch_size}, turn {turn}"] = (
+                    len(args.draft_tokens) * turn_ms[batch_size] * 1.2,
+                    partial(self._speculation, batch_size, turn),
+                )
+        for way in self.engines:
+            work[f"stages, {way}"] = (
+                3 * 4 * (args.stage_repeats + 2) * 60,
+                partial(self._stages, way),
+            )
+        work["bandwidth, after"] = (300, self._bandwidth)
+        return work
+
+    def summarize(self, parts: Mapping[str, Part]) -> dict[str, Any]:
+        """Return the document of the parts so far."""
+        args = self.args
+        names = ("bandwidth, before", "bandwidth, after")
+        bandwidth = [parts[name]["bytes_per_second"] for name in names if name in parts]
+        bound = self.bytes_per_token / max(bandwidth) if bandwidth else 0.0
+        return {
+            "machine": machine_facts(torch.device("cpu")),
+            "config": CONFIG,
+            "bytes_per_token": self.bytes_per_token,
+            "bandwidth_bytes_per_second": bandwidth,
+            "bound_ms": round(1e3 * bound, 3),
+            "linears": {way: report.as_dict() for way, report in self.linears.items()},
+            "official_equal_texts": parts.get("equal texts", {}).get("share"),
+            "official_recorded": {f"{b}": rate for b, rate in OFFICIAL.items()},
+            "plain": plain_rows(parts, args.batch_sizes, args.tokens, bound),
+            "speculation_with": self.drafting,
+            "speculation": speculation_rows(
+                parts,
+                args.batch_sizes,
+                args.draft_tokens,
+                args.draft_loops,
+                LOOPS,
+                args.acceptance,
+            ),
+            "stages": stage_rows(parts, list(self.engines)),
+        }
+
+    def _bandwidth(self) -> Part:
+        return {"bytes_per_second": round(read_bandwidth(self.bytes_per_token))}
+
+    def _equal_texts(self) -> Part:
+        """Tell which share of the greedy texts of the official code equals ours."""
+        ours: list[list[int]] = []
+        complete(self.engines[BEFORE], self.args, max(self.args.batch_sizes), ours)
+        theirs = self.references[OFFICIAL_CODE](prompts_of(self.args, len(ours)), self.args.tokens)
+        return {"share": sum(a == b for a, b in zip(ours, theirs, strict=True)) / len(ours)}
+
+    def _warmed(self, kind: str, run: Callable[[], Part]) -> Part:
+        """Run once more before the first of a kind in this process."""
+        if kind not in self._warm:
+            run()
+            self._warm.add(kind)
+        return run()
+
+    def _plain(self, batch_size: int, turn: int) -> Part:
+        """Return the milliseconds of each way."""
+        order = list(self.ways)[:: -1 if turn % 2 else 1]
+
+        def run() -> Part:
+            seconds = in_turn(order, lambda way: self.ways[way](batch_size), 1)
+            return {way: 1e3 * seconds[way][0] for way in self.ways}
+
+        return self._warmed(f"plain {batch_size}", run)
+
+    def _speculation(self, batch_size: int, turn: int) -> Part:
+        """Return the milliseconds and rounds of plain decoding ("0") and of each K, without the
+        prompts, and the stages of each, timed behind them."""
+        args, engine = self.args, self.engines[self.drafting]
+        counts = [0, *args.draft_tokens]
+        runner = engine.runner
+        stages = Stages(
+            runner.adapter, LOOPS, args.prompt + args.tokens // 2, batch_size, runner.backend
         )
-    )
-    for way, each in stages.items():
-        print(f"loop pass over 8 rows by one over 1 row, {way}: {each['eight_rows_by_one']}")
-    return {
-        "machine": machine_facts(torch.device("cpu")),
+
+        def run_one(k: int) -> dict[str, Any]:
+            engine.policy = StaticPolicy(Candidate(k, args.draft_loops if k else 0))
+            before = engine.metrics.num_rounds
+            _, seconds = complete(engine, args, batch_size)
+            return {"ms": 1e3 * seconds, "rounds": engine.metrics.num_rounds - before}
+
+        def run() -> Part:
+            runs = in_turn(counts[:: -1 if turn % 2 else 1], run_one, 1)
+            return {
+                "runs": {str(k): runs[k][0] for k in counts},
+                "stages": {
+                    str(k): stages.times(batch_size, k + 1, args.stage_repeats).milliseconds()
+                    for k in counts
+                },
+            }
+
+        try:
+            return self._warmed(f"speculation {batch_size}", run)
+        finally:
+            engine.policy = StaticPolicy(Candidate(0, 0))
+
+    def _stages(self, way: str) -> Part:
+        """Return the milliseconds of a loop pass over rows of as many requests, three times, and
+        over rows of a single one."""
+        args, runner = self.args, self.engines[way].runner
+        stages = Stages(
+            runner.adapter,
+            LOOPS,
+            args.prompt + args.tokens // 2,
+            max(STAGE_ROWS),
+            runner.backend,
+        )
+        loops: dict[str, list[float]] = {f"{n}": [] for n in STAGE_ROWS}
+        for _ in range(3):
+            for n in STAGE_ROWS:
+                loops[f"{n}"].append(1e3 * stages.times(n, 1, args.stage_repeats).loop)
+        one = {f"{n}": 1e3 * stages.times(1, n, args.stage_repeats).loop for n in (1, 8)}
+        return {"loop_ms": loops, "loop_ms_of_one_request": one}
+
+
+def settings_of(args: argparse.Namespace, bench: Bench) -> dict[str, Any]:
+    """Return what all parts share, without the names of this machine's folders."""
+    own = {key: value for key, value in vars(args).items() if key not in ("json", "resume")}
+    return own | {
+        "official": args.official is not None,
+        "ways": list(bench.ways),
         "config": CONFIG,
-        "bytes_per_token": model_bytes,
-        "bandwidth_bytes_per_second": [round(each) for each in bandwidth],
-        "bound_ms": round(1e3 * bound, 3),
-        "linears": {BF16: bf16_report.as_dict(), FP32: fp32_report.as_dict()},
-        "official_equal_texts": equal_texts,
-        "official_recorded": {f"{b}": rate for b, rate in OFFICIAL.items()},
-        "plain": plain,
-        "speculation_with": NATIVE if NATIVE in engines else BF16,
-        "speculation": speculation,
-        "stages": stages,
+        "torch": torch.__version__,
     }
+
+
+def measure(args: argparse.Namespace, command: list[str]) -> dict[str, Any]:
+    """Run all of it and print the tables."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(args.threads)
+    try:
+        bench = Bench(args)
+        kept = KeptParts(
+            args.json,
+            settings_of(args, bench),
+            {
+                "command": command,
+                "machine": machine_facts(torch.device("cpu")),
+                "linears": {way: dict(report.ways) for way, report in bench.linears.items()},
+            },
+            bench.summarize,
+            resume=args.resume,
+        )
+        document = kept.measure(bench.parts())
+    finally:
+        torch.set_num_threads(threads)
+    print_tables(document, args.acceptance)
+    return document
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -331,9 +334,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         help="the official code of the family (its Python files as they come with a checkpoint), "
         "to be measured beside; it is run. Needs transformers 4.56.2 to 4.57.6",
     )
-    parser.add_argument("--json", type=Path, help="where to keep the numbers")
+    parser.add_argument("--json", type=Path, help="where to keep the numbers, turn by turn")
+    parser.add_argument(
+        "--resume", action="store_true", help="go on with the numbers that --json has already"
+    )
     args = parser.parse_args(argv)
-    return run_command("benchmarks/cpu_speed.py", argv, args.json, lambda: measure(args))
+    name, left = "benchmarks/cpu_speed.py", "nothing is kept without --json"
+    if args.json is not None:
+        left = f"what was measured is in '{args.json}', --resume goes on with it"
+    return run_command(
+        name, argv, args.json, lambda: measure(args, shown_command(name, argv)), left
+    )
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from looped_spec.atomic_json import write_json
 from looped_spec.errors import LoopedSpecError
 
 
@@ -26,29 +26,36 @@ def add_workload_flag(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def shown_command(name: str, argv: Sequence[str] | None) -> list[str]:
+    """Return the words of a command, of paths the file name alone."""
+    words = sys.argv[1:] if argv is None else argv
+    return [name, *(word.rstrip("/").rpartition("/")[2] for word in words)]
+
+
 def run_command(
     name: str,
     argv: Sequence[str] | None,
     path: Path | None,
     measure: Callable[[], dict[str, Any]],
+    when_interrupted: str = "nothing was written",
 ) -> int:
     """Measure, and write what was found beside the command and its time; return the exit status.
 
-    It is 2 for a mistake of the user and 130 when interrupted. Of paths the file name alone is
-    written.
+    What is found may say these itself. The status is 2 for a mistake of the user and 130 when
+    interrupted; `when_interrupted` says what is left then.
     """
-    words = sys.argv[1:] if argv is None else argv
     started, clock = datetime.now(UTC), time.perf_counter()
     try:
-        document = measure() | {
+        found = measure()
+        document = {
             "schema_version": 1,
-            "command": [name, *(word.rpartition("/")[2] for word in words)],
+            "command": shown_command(name, argv),
             "started": started.isoformat(timespec="seconds"),
             "seconds": round(time.perf_counter() - clock, 1),
-        }
+        } | found
         if path is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
+            write_json(path, document)
     except LoopedSpecError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -56,7 +63,7 @@ def run_command(
         print(f"error: cannot write {path}: {error.strerror}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("interrupted; nothing was written", file=sys.stderr)
+        print(f"interrupted; {when_interrupted}", file=sys.stderr)
         return 130
     return 0
 
