@@ -15,6 +15,9 @@ DEMO_THREADS ?= 1
 DEMO_ARGS ?= --compare --max-num-seqs 1 --num-speculative-tokens 2 --draft-loops 1 --max-tokens 96
 BENCH_ARGS ?=
 LOAD_ARGS ?=
+
+# As many processes as cores; the tests of a file stay in one and in their order. 0 runs them all in this process.
+TEST_PROCESSES ?= auto
 TEST_ARGS ?=
 
 BIN := $(VENV)/bin
@@ -38,7 +41,8 @@ demo: $(STAMP)  ## plain and speculative decoding side by side, on the bundled m
 		--prompt-file examples/prompts.jsonl $(DEMO_ARGS)
 
 test: $(STAMP)  ## all tests; those that need a GPU are skipped without one
-	$(BIN)/python -m pytest $(TEST_ARGS)
+	$(BIN)/python -m pytest --numprocesses $(TEST_PROCESSES) --maxprocesses 8 --dist loadfile \
+		--no-loadscope-reorder $(TEST_ARGS)
 
 lint: $(STAMP)  ## ruff, mypy and the import contracts
 	$(BIN)/python -m ruff check .

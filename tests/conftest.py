@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Iterator
@@ -28,9 +29,12 @@ def fake_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeS
             del sys.modules[name]
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Let Triton interpret its kernels where it cannot compile them for a device; it decides that
     when it is imported."""
+    if config.getoption("numprocesses", None):
+        return  # the processes that run the tests come here too
+
     import torch
 
     if not torch.cuda.is_available():
@@ -43,3 +47,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "cuda_device" in getattr(item, "fixturenames", ()):
             item.add_marker("gpu")
+
+
+def pytest_collection_finish() -> None:
+    """Let the collector forget what is there before the first test."""
+    _forget_what_stays()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Do the same between files, whose tests have imported more."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        _forget_what_stays()
+
+
+def _forget_what_stays() -> None:
+    """Take what is alive out of the garbage collector's sight.
+
+    Each model that is loaded collects garbage, which takes most of the time of many tests where it
+    goes through all modules and all tests.
+    """
+    gc.collect()
+    gc.freeze()
