@@ -10,6 +10,8 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from processes import PATIENCE_SECONDS
+
 from looped_spec.plugins import PluginManager, PluginRecord
 from looped_spec.settings import Settings
 
@@ -99,5 +101,5 @@ class FakeSite:
             env=inherited | {"PYTHONPATH": str(self.folder)} | dict(environment or {}),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_SECONDS,
         )

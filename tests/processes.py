@@ -1,8 +1,11 @@
-"""What other processes of this machine are."""
+"""Other processes of this machine: which there are, and how long tests wait for them."""
 
 from __future__ import annotations
 
 from pathlib import Path
+
+PATIENCE_SECONDS = 300
+"""What does not come for so long never will, however busy the machine is."""
 
 
 def descendants(root: int) -> dict[int, str]:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import PATIENCE_SECONDS
 from tree import ROOT
 
 
@@ -25,7 +26,7 @@ def lint_imports(folder: Path, *contracts: str) -> subprocess.CompletedProcess[s
         env=os.environ | {"PYTHONPATH": paths},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
     )
 
 

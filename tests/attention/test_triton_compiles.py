@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 import pytest
+from processes import PATIENCE_SECONDS
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
@@ -79,7 +80,7 @@ def test_the_kernel_compiles_for_a_gpu(
         env=os.environ | {"TRITON_INTERPRET": "0"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from fake_plugins import FakeSite, plugin_source
+from processes import PATIENCE_SECONDS
 
 from looped_spec.cli import adapters_new
 from looped_spec.cli import main as cli
@@ -255,6 +256,6 @@ def test_the_code_is_laid_out_as_ruff_wants_it(name: str, here: Path) -> None:
             cwd=here / f"looped-spec-{name}",
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_SECONDS,
         )
         assert done.returncode == 0, done.stdout + done.stderr

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from command_runs import FakeTerminal, Generate
+from processes import PATIENCE_SECONDS
 
 from looped_spec.cli import console, engine_flags, sampling_flags
 from looped_spec.cli import main as cli
@@ -233,5 +234,7 @@ def test_help_leaves_torch_out() -> None:
         "import sys; from looped_spec.cli.main import main\n"
         "code = main(['generate', '--help']); print(code, 'torch' in sys.modules, file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
     assert done.stderr == "0 False\n"

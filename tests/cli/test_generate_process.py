@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 from fake_plugins import FakeSite, plugin_source
+from processes import PATIENCE_SECONDS
 from tiny_model import write_tiny_model
 
 from looped_spec.cli.model_loading import _exit_on_interrupt
 
-PATIENCE_SECONDS = 120
 LOUD_MODEL = """
 import sys
 from importlib.abc import MetaPathFinder

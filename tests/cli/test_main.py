@@ -11,6 +11,7 @@ from types import ModuleType
 
 import pytest
 from fake_plugins import FakeSite
+from processes import PATIENCE_SECONDS
 
 from looped_spec.cli import main as cli
 from looped_spec.errors import ConfigError
@@ -187,7 +188,7 @@ def test_a_reader_that_goes_away_is_no_error(arguments: str, unbuffered: str) ->
     process.stdout.close()  # Long before the command gets to write.
     complaints = process.stderr.read()
     process.stderr.close()
-    assert process.wait(timeout=60) == 141
+    assert process.wait(timeout=PATIENCE_SECONDS) == 141
     assert complaints == ""
 
 
@@ -205,7 +206,7 @@ def test_a_full_disk_is_one_line_and_exit_code_2(arguments: str, unbuffered: str
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_SECONDS,
         )
     assert done.returncode == 2
     assert done.stderr == ("looped-spec: error: cannot write to stdout: No space left on device\n")
@@ -215,7 +216,7 @@ def test_a_full_disk_is_one_line_and_exit_code_2(arguments: str, unbuffered: str
 def test_an_error_that_cannot_be_shown_keeps_its_exit_code() -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            [sys.executable, "-m", "looped_spec", "nonsense"], stderr=full, timeout=60
+            [sys.executable, "-m", "looped_spec", "nonsense"], stderr=full, timeout=PATIENCE_SECONDS
         )
     assert done.returncode == 2
 
@@ -233,11 +234,15 @@ def test_only_the_console_writes_to_the_standard_streams() -> None:
 @pytest.mark.parametrize("redirection", [">&-", ">&- 2>&-"])
 def test_a_closed_output_is_no_error(redirection: str) -> None:
     command = f'"{sys.executable}" -m looped_spec adapters {redirection}'
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, shell=True, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 def test_an_error_with_stderr_closed_does_not_end_up_in_the_output() -> None:
     command = f'"{sys.executable}" -m looped_spec nonsense 2>&-'
-    done = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        command, shell=True, capture_output=True, text=True, timeout=PATIENCE_SECONDS
+    )
     assert (done.returncode, done.stdout) == (2, "")

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from processes import PATIENCE_SECONDS
 from tiny_model import write_tiny_model
 
 from looped_spec.cli.main import main
@@ -199,7 +200,7 @@ def test_ctrl_c_keeps_what_was_measured_and_says_how_to_go_on(
             break
         time.sleep(0.05)
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=PATIENCE_SECONDS)
     assert process.returncode == 130, errors
     kept = len(read_samples(samples).cells)
     assert kept >= 3 and f"{kept} cells are kept in {samples}" in errors

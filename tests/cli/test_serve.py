@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import PATIENCE_SECONDS
 
 from looped_spec.cli import main as cli
-
-SECONDS = 120.0
 
 
 def serve_command(model: object, *arguments: str) -> list[str]:
@@ -40,12 +39,12 @@ class Served:
     def line(self) -> str:
         """The next line of its diagnostics."""
         assert self.process.stderr is not None
-        ready, _, _ = select.select([self.process.stderr], [], [], SECONDS)
+        ready, _, _ = select.select([self.process.stderr], [], [], PATIENCE_SECONDS)
         assert ready, "no line came"
         return self.process.stderr.readline().strip()
 
     def ask(self, body: dict[str, Any], key: str = "") -> http.client.HTTPResponse:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=SECONDS)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_SECONDS)
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {key}"}
         connection.request("POST", "/v1/completions", json.dumps(body), headers)
         response = connection.getresponse()
@@ -55,7 +54,7 @@ class Served:
     def end(self, number: int = signal.SIGTERM) -> int:
         """Send a signal and return the exit code."""
         self.process.send_signal(number)
-        return self.process.wait(SECONDS)
+        return self.process.wait(PATIENCE_SECONDS)
 
 
 @pytest.fixture
@@ -93,7 +92,7 @@ def test_a_signal_lets_what_runs_end_and_then_the_process(
     rest = streaming.read()
     assert rest.endswith(b"data: [DONE]\n\n") and b'"error"' not in rest
     streaming.connection.close()
-    assert served.process.wait(SECONDS) == code
+    assert served.process.wait(PATIENCE_SECONDS) == code
     assert served.process.stderr.read().splitlines()[-1] == "looped-spec: stopped"
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from command_runs import Outcome
+from processes import PATIENCE_SECONDS
 from tree import ROOT
 
 from looped_spec.cli import main as cli
@@ -227,7 +228,7 @@ def test_the_command_works_in_a_process_of_its_own_and_needs_no_torch(small: Pat
         [sys.executable, "-c", code, "simulate", str(small), "--policy", "goodput", "--json"],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_SECONDS,
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert list(json.loads(done.stdout)) == KEYS

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from processes import PATIENCE_SECONDS
 
 from looped_spec.control.config import AdaptiveSpecConfig, BatchBucket
 from looped_spec.control.controller import AdaptiveController
@@ -165,7 +166,7 @@ def test_ranks_that_measure_other_times_run_the_same_plans() -> None:
     """Scenario 22: four replicas agree by the minimum of their votes."""
     ranks, rounds = 4, 150
     votes = [0] * ranks
-    barrier = threading.Barrier(ranks, timeout=20)
+    barrier = threading.Barrier(ranks, timeout=PATIENCE_SECONDS)
     plans: list[list[SpeculationPlan]] = [[] for _ in range(ranks)]
     own: list[list[int]] = [[] for _ in range(ranks)]
 

@@ -11,6 +11,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 import pytest
+from processes import PATIENCE_SECONDS
 from tree import ROOT
 
 from looped_spec.cli import main as cli
@@ -37,7 +38,11 @@ def section(title: str) -> str:
 def test_the_example_runs_and_says_what_is_chosen(tmp_path: Path) -> None:
     (example,) = re.findall(r"^```python\n(.*?)^```$", PAGE, re.M | re.S)
     done = subprocess.run(
-        [sys.executable, "-c", example], cwd=tmp_path, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", example],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     assert re.fullmatch(r"policy goodput, batch \d+-\d+ \(active\): K=\d+ d=\d+, .*\n", done.stdout)

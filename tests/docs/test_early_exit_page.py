@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from processes import PATIENCE_SECONDS
 from tree import ROOT
 
 PAGE = (ROOT / "docs" / "early-exit.md").read_text()
@@ -26,7 +27,11 @@ def test_the_example_runs(tmp_path: Path) -> None:
     script = tmp_path / "example.py"
     script.write_text(example)
     done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     assert 1.0 <= float(done.stdout) < 4.0

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+from processes import PATIENCE_SECONDS
 from tree import ROOT
 
 PAGE = (ROOT / "docs" / "embedding.md").read_text()
@@ -20,7 +21,7 @@ def test_the_controller_drives_a_foreign_engine(tmp_path: Path) -> None:
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=PATIENCE_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     easy, hard = done.stdout.splitlines()

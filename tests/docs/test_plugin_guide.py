@@ -15,6 +15,7 @@ from pathlib import Path
 import guide
 import pytest
 from fake_plugins import FakeSite
+from processes import PATIENCE_SECONDS
 from tree import ROOT
 
 from looped_spec.adapter import API_VERSION
@@ -45,7 +46,7 @@ def run(site: FakeSite, folder: Path, *command: str) -> str:
         env=os.environ | {"PYTHONPATH": str(site.folder), "LOOPED_SPEC_STRICT_PLUGINS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_SECONDS,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
@@ -84,7 +85,7 @@ def test_the_code_of_the_tutorial_is_laid_out_as_ruff_wants_it(tutorial: Path) -
             cwd=tutorial,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE_SECONDS,
         )
         assert done.returncode == 0, done.stdout + done.stderr
 

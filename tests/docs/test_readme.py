@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from processes import PATIENCE_SECONDS
 from tree import ROOT
 
 from looped_spec.cli.main import VERBS, main
@@ -37,7 +38,11 @@ def test_the_python_example_of_the_readme_runs(tmp_path: Path) -> None:
     script = tmp_path / "example.py"
     script.write_text(example)
     done = subprocess.run(
-        [sys.executable, str(script)], cwd=tmp_path, capture_output=True, text=True, timeout=120
+        [sys.executable, str(script)],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     assert len(re.findall(r"^\d+% of \d+ drafts accepted$", done.stdout, re.M)) == 2

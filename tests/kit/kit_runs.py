@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
+from processes import PATIENCE_SECONDS
+
 SETTINGS = "[pytest]\naddopts = --strict-markers --strict-config\nfilterwarnings = error\n"
 OUTCOMES = ["skipped", "passed", "failure", "error"]
 """What pytest's report calls them, the worst last."""
@@ -30,7 +32,7 @@ def run_kit(folder: Path, source: str, selected: Sequence[str], path: Sequence[P
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=PATIENCE_SECONDS,
     )
     assert done.returncode in (0, 1), done.stdout + done.stderr
     return Outcomes(folder / "report.xml", done.stdout)

@@ -13,6 +13,7 @@ import guide
 import pytest
 from fake_plugins import FakeSite
 from kit_runs import Outcomes
+from processes import PATIENCE_SECONDS
 
 from looped_spec.adapter import AdapterSpec, ModelAdapter
 from looped_spec.cli.adapters_new import write_project
@@ -33,7 +34,7 @@ def run_tests(project: Path, site: FakeSite) -> Outcomes:
         env=inherited | {"PYTHONPATH": str(site.folder), "LOOPED_SPEC_STRICT_PLUGINS": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_SECONDS,
     )
     assert done.returncode in (0, 1), done.stdout + done.stderr
     return Outcomes(project / "report.xml", done.stdout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,18 @@ def test_a_model_type_that_transformers_does_not_know_and_its_code(tmp_path: Pat
         load_tokenizer(tmp_path)
     assert not marker.exists()
     assert "tokenization_new" not in sys.modules
+
+
+def test_a_tokenizer_json_is_loaded_without_what_takes_long_to_import(tmp_path: Path) -> None:
+    write_byte_level(tmp_path)
+    code = (
+        "import sys; from pathlib import Path; from looped_spec.tokenization import load_tokenizer;"
+        "load_tokenizer(Path(sys.argv[1])); print('transformers' in sys.modules, "
+        "{'torch', 'transformers.models.auto'} & sys.modules.keys())"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True set()"
 
 
 def test_vocabulary_files_without_tokenizer_json(tmp_path: Path) -> None:

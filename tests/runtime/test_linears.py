@@ -99,6 +99,30 @@ def test_a_shape_is_measured_once_in_a_process() -> None:
     assert measure(72, 64, torch.float32, torch.get_num_threads()) is first
 
 
+def test_measuring_ends_when_a_repeat_finds_nothing_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock of our own: the calls of a repeat take `seconds[repeat]` each."""
+
+    def repeats(seconds: list[float]) -> int:
+        laps: list[float] = []
+
+        def lap() -> float:
+            laps.append(seconds[len(laps) // (2 * 4)])
+            return len(laps) % 2 * -laps[-1]  # the start, then the end so much later
+
+        monkeypatch.setattr(linears, "_usable_calls", lambda *_: {"plain": [lambda x: x]})
+        monkeypatch.setattr(linears.time, "perf_counter", lap)
+        measure.cache_clear()
+        measure(75, 64, torch.float32, torch.get_num_threads())
+        return len(laps) // (2 * 4)
+
+    try:
+        assert repeats([1.0, 0.99, 0.5, 0.2, 0.1]) == 2
+        assert repeats([1.0, 0.8, 0.79, 0.2, 0.1]) == 3
+        assert repeats([1.0, 0.8, 0.6, 0.5, 0.4]) == 5
+    finally:
+        measure.cache_clear()
+
+
 def test_a_kernel_that_is_missing_is_no_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(_: torch.Tensor) -> None:
         raise RuntimeError("no such operator here")

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-TIMEOUT_SECONDS = 60.0
+from processes import PATIENCE_SECONDS
+
 JSON_TYPE = {"Content-Type": "application/json"}
 
 
@@ -91,7 +92,7 @@ class Client:
     def _opened(
         self, method: str, path: str, body: bytes | None, headers: Mapping[str, str]
     ) -> Iterator[http.client.HTTPResponse]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=TIMEOUT_SECONDS)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_SECONDS)
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         response = None
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from client import Client
+from processes import PATIENCE_SECONDS
 
 from looped_spec.runtime.llm import LLM
 from looped_spec.serve.front import Front
 from looped_spec.serve.options import ServeOptions
 from looped_spec.serve.server import Server, listen
 
-DEADLINE_SECONDS = 60.0
 ENGINE: dict[str, Any] = {
     "num_speculative_tokens": 2,
     "draft_loops": 2,
@@ -45,6 +46,10 @@ class LiveServer:
     def client(self) -> Client:
         """A client of this server."""
         return Client(self.port)
+
+    def connect(self) -> socket.socket:
+        """Return a bare connection."""
+        return socket.create_connection(("127.0.0.1", self.port), timeout=PATIENCE_SECONDS)
 
     @property
     def llm(self) -> LLM:
@@ -75,13 +80,13 @@ class LiveServer:
     def stop(self) -> None:
         """Stop and wait for the end of every thread."""
         self.begin_to_stop()
-        self._thread.join(DEADLINE_SECONDS)
+        self._thread.join(PATIENCE_SECONDS)
         self._listener.close()
         assert not self._thread.is_alive()
-        assert self.front.worker.join(DEADLINE_SECONDS)
+        assert self.front.worker.join(PATIENCE_SECONDS)
 
 
-def until(condition: Callable[[], bool], seconds: float = DEADLINE_SECONDS) -> None:
+def until(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
     """Wait for a condition."""
     end = time.monotonic() + seconds
     while not condition():

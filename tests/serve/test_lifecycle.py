@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import socket
 import threading
@@ -24,14 +25,17 @@ LONG = {"prompt": "the cat", "max_tokens": 400, "ignore_eos": True, "seed": 1}
 
 
 class SlowEngine:
-    """Makes every step of a server take a while, and notes when each began."""
+    """Makes every step of a server take a while, and notes when each began and with how many
+    requests."""
 
     def __init__(self, server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
         self.starts: list[float] = []
+        self.num_running: list[int] = []
         engine = server.llm.engine
         step = engine.step
 
         def slow(*args: Any) -> Any:
+            self.num_running.append(len(engine.scheduler.running))
             self.starts.append(time.monotonic())
             time.sleep(STEP_SECONDS)
             return step(*args)
@@ -95,17 +99,21 @@ def test_a_new_request_waits_for_no_more_than_the_running_round(
     submit = server.front.worker.submit
 
     def noting(jobs: Any) -> Any:
+        queued = submit(jobs)
         sent.append((time.monotonic(), jobs))
-        return submit(jobs)
+        return queued
 
     monkeypatch.setattr(server.front.worker, "submit", noting)
     with server.client.streaming("/v1/completions", **LONG) as stream:
         next(stream)
-        for _ in range(3):
+        for _ in range(5):
             assert server.client.complete("then", max_tokens=1).status == 200
+    waited = []
     for moment, (job,) in sent:
         assert job.scheduled is not None
-        assert slow.started_between(moment, job.scheduled) == 0
+        waited.append(slow.started_between(moment, job.scheduled))
+    # A step may have looked for requests just before, and begun just after, one was sent.
+    assert len(waited) == 6 and max(waited) <= 1 and sum(waited) <= 2
     server.assert_idle()
 
 
@@ -136,8 +144,22 @@ def test_a_first_token_does_not_wait_for_the_round_of_the_others(
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_goes_away_frees_its_blocks(
-    server: LiveServer, slow: SlowEngine, path: str, stream: bool
+    server: LiveServer,
+    slow: SlowEngine,
+    monkeypatch: pytest.MonkeyPatch,
+    path: str,
+    stream: bool,
 ) -> None:
+    steps_when_heard: list[int] = []
+    abort = server.front.worker.abort
+
+    def noting(jobs: Any) -> None:
+        is_early = any(not job.has_ended for job in jobs)
+        abort(jobs)
+        if is_early:
+            steps_when_heard.append(len(slow.starts))
+
+    monkeypatch.setattr(server.front.worker, "abort", noting)
     body: dict[str, Any] = {**LONG, "stream": stream, "n": 2}
     if "chat" in path:
         del body["prompt"]
@@ -145,13 +167,12 @@ def test_a_client_that_goes_away_frees_its_blocks(
     allocator = server.llm.engine.scheduler.allocator
     with ThreadPoolExecutor(1) as pool:
         other = pool.submit(server.client.complete, "then", max_tokens=20, seed=2)
-        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        with server.connect() as connection:
             connection.sendall(http_request(path, body))
             until(lambda: len(server.llm.engine.scheduler.running) >= 2)
-        closed = time.monotonic()
         until(lambda: server.front.num_open <= 1)
-        # The round that runs, and perhaps one more before the front hears of it.
-        assert slow.started_between(closed, time.monotonic()) <= 3
+        # One may have begun, but not been noted, when the front heard of it.
+        assert sum(count > 1 for count in slow.num_running[steps_when_heard[0] :]) <= 1
         assert other.result().status == 200
     server.assert_idle()
     assert allocator.num_free == allocator.num_blocks
@@ -163,7 +184,7 @@ def test_a_client_that_goes_away_in_the_queue_is_forgotten(
     before = len(slow.starts)
     sockets = []
     for _ in range(12):
-        sockets.append(socket.create_connection(("127.0.0.1", server.port), timeout=30))
+        sockets.append(server.connect())
         sockets[-1].sendall(http_request("/v1/completions", LONG))
     until(lambda: server.front.num_open == 12)
     for connection in sockets:
@@ -232,7 +253,7 @@ def test_what_does_not_end_in_time_is_ended_with_an_error(
 def test_a_body_that_does_not_come_is_not_waited_for(model: Path) -> None:
     with running(model, read_timeout_seconds=0.3) as server:
         head = http_request("/v1/completions", {"prompt": "the"})[:-5]
-        with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+        with server.connect() as connection:
             connection.sendall(head)
             assert connection.recv(65536).startswith(b"HTTP/1.1 408 ")
         assert server.client.complete("the", max_tokens=1).status == 200
@@ -253,7 +274,7 @@ def many_files() -> Iterator[None]:
 def test_a_thousand_connections_that_send_nothing_or_read_nothing_stop_nobody(
     server: LiveServer, many_files: None
 ) -> None:
-    with many_connections(server.port, 1000) as connections:
+    with many_connections(server, 1000) as connections:
         for number, connection in enumerate(connections):
             if number % 3 == 1:
                 connection.sendall(b"POST /v1/compl")
@@ -262,7 +283,8 @@ def test_a_thousand_connections_that_send_nothing_or_read_nothing_stop_nobody(
         connections[0].sendall(http_request("/v1/completions", {**LONG, "stream": True}))
         start = time.monotonic()
         assert server.client.complete("the", max_tokens=1).status == 200
-        assert time.monotonic() - start < 20  # generous: other programs may run beside the tests
+        # Before they are given up; with room, as other programs may run beside the tests.
+        assert time.monotonic() - start < server.options.read_timeout_seconds - 5
     server.assert_idle()
 
 
@@ -289,18 +311,8 @@ def http_request(path: str, body: dict[str, Any]) -> bytes:
     return head.encode() + data
 
 
-class many_connections:
-    """Open connections to a port, closed at the end."""
-
-    def __init__(self, port: int, count: int) -> None:
-        self._port, self._count = port, count
-        self._connections: list[socket.socket] = []
-
-    def __enter__(self) -> list[socket.socket]:
-        for _ in range(self._count):
-            self._connections.append(socket.create_connection(("127.0.0.1", self._port), 30))
-        return self._connections
-
-    def __exit__(self, *exc: object) -> None:
-        for connection in self._connections:
-            connection.close()
+@contextlib.contextmanager
+def many_connections(server: LiveServer, count: int) -> Iterator[list[socket.socket]]:
+    """Open connections to a server, closed at the end."""
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(server.connect()) for _ in range(count)]

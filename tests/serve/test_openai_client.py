@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from live_server import LiveServer, running
+from processes import PATIENCE_SECONDS
 
 openai = pytest.importorskip("openai", reason="the openai client is not installed")
 
@@ -28,7 +29,7 @@ def locked(model: Path) -> Iterator[LiveServer]:
 @pytest.fixture(scope="module")
 def client(locked: LiveServer) -> Iterator[Any]:
     base = f"http://127.0.0.1:{locked.port}/v1"
-    with openai.OpenAI(base_url=base, api_key=KEY, max_retries=0, timeout=60) as made:
+    with openai.OpenAI(base_url=base, api_key=KEY, max_retries=0, timeout=PATIENCE_SECONDS) as made:
         yield made
 
 

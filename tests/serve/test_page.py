@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from live_server import LiveServer, running, until
+from processes import PATIENCE_SECONDS
 
 from looped_spec.serve.app import PAGE_FILES
 
@@ -66,7 +67,7 @@ def rendered(server: LiveServer, folder: Path, *flags: str) -> str:
         ],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE_SECONDS,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

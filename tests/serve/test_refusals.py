@@ -6,7 +6,6 @@ import asyncio
 import copy
 import json
 import shutil
-import socket
 import threading
 from typing import Any
 
@@ -200,11 +199,11 @@ def test_a_wrong_path_or_method_is_told_as_an_openai_error(
 
 def test_a_body_over_the_limit_is_refused_without_being_read(server: LiveServer) -> None:
     limit = server.options.max_body_bytes
-    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+    with server.connect() as connection:
         head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
         connection.sendall(f"{head}Content-Length: {limit + 1}\r\n\r\n".encode())
         assert connection.recv(65536).startswith(b"HTTP/1.1 413 ")
-    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+    with server.connect() as connection:
         connection.sendall(f"{head}Transfer-Encoding: chunked\r\n\r\n".encode())
         chunk = b"10000\r\n" + b" " * 65536 + b"\r\n"
         answer = b""
@@ -265,7 +264,7 @@ def test_a_large_body_is_parsed_beside_the_event_loop(
 
 
 def test_what_is_no_http_is_refused_in_plain_text(server: LiveServer) -> None:
-    with socket.create_connection(("127.0.0.1", server.port), timeout=30) as connection:
+    with server.connect() as connection:
         connection.sendall(b"what is this?\r\n\r\n")
         answer = b""
         while part := connection.recv(65536):
