@@ -95,7 +95,7 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
     if not is_fast and not any((folder / file).is_file() for file in _OTHER_FILES):
         return None
     try:
-        from transformers import AutoTokenizer, PreTrainedTokenizerFast
+        from transformers import PreTrainedTokenizerFast
     except ImportError as error:
         raise ModelLoadError(
             f"the tokenizer in {folder} needs transformers: install the extra of its family "
@@ -107,6 +107,8 @@ def load_tokenizer(folder: Path) -> Tokenizer | None:
         elif is_llama_sentencepiece(folder):
             inner = load_llama_sentencepiece(folder)
         else:
+            from transformers import AutoTokenizer  # takes half a second to import
+
             inner = AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )

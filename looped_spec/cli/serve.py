@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import gc
 import os
 import resource
 import signal
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 from looped_spec.cli import console
 from looped_spec.cli.engine_flags import add_engine_flags, engine_options
 from looped_spec.cli.flags import add_flag
+from looped_spec.cli.imports import lasting_imports
 from looped_spec.cli.main import EXIT_INTERRUPTED
 from looped_spec.cli.model_loading import memory_errors
 from looped_spec.errors import ConfigError
@@ -77,7 +79,16 @@ def run(args: argparse.Namespace) -> int:
         return _run_on_ray(args, options, engine, ray_options)
     ray_options.check_unused()
     try:
-        from looped_spec.serve.server import serve
+        return _run_alone(args, options, engine)
+    finally:
+        gc.unfreeze()  # whoever called this from a process of theirs gets it back as it was
+
+
+def _run_alone(args: argparse.Namespace, options: ServeOptions, engine: dict[str, Any]) -> int:
+    """Serve one engine in this process until a signal."""
+    try:
+        with lasting_imports():
+            from looped_spec.serve.server import serve
     except ImportError as error:
         if error.name and error.name.split(".")[0] in ("fastapi", "starlette", "uvicorn"):
             raise _no_extra() from error
@@ -87,9 +98,9 @@ def run(args: argparse.Namespace) -> int:
     _raise_file_limit()
 
     def load() -> LLM:
-        from looped_spec.runtime.llm import LLM
-
         with console.stdout_for_ours_alone():
+            with lasting_imports():
+                from looped_spec.runtime.llm import LLM
             return LLM(args.model, **engine)
 
     with console.log_level(args.verbose), memory_errors():

@@ -36,7 +36,9 @@ _PREFERRED = (HalfPacked.name, *(way for way in CPU_LINEARS[1:] if way != HalfPa
 _ROWS = (1, 4, 8, 32)
 # A way must save this share of the time of those before it, so that noise seldom decides.
 _GAIN = 0.1
+# Repeats end early once none of the fastest times of one is beaten by this share in the next.
 _REPEATS = 5
+_STEADY = 0.03
 # A matrix that is smaller than this is not worth a choice, and adapters read such weights directly.
 _SMALLEST = 1 << 12
 # What is measured reads so much in turn, or as much as the model has: one matrix alone would stay
@@ -165,15 +167,14 @@ def measure(
     copies = max(1, num_bytes // (rows * row_bytes))
     generator = torch.Generator().manual_seed(0)
     with torch.inference_mode():
-        # bf16 numbers as of a model, which all ways can hold
-        weights = [
-            (0.02 * torch.randn(rows, in_features, generator=generator)).bfloat16().to(dtype)
-            for _ in range(copies)
-        ]
+        # bf16 numbers as of a model, which all ways can hold; only where they lie differs
+        weight = (0.02 * torch.randn(rows, in_features, generator=generator)).bfloat16().to(dtype)
+        weights = [weight, *(weight.clone() for _ in range(copies - 1))]
         inputs = [torch.randn(n, 1, in_features, generator=generator).to(dtype) for n in _ROWS]
         calls = _usable_calls(weights, inputs[1])
         best: dict[tuple[str, int], float] = {}
         for _ in range(_REPEATS):
+            before = dict(best)
             for way, of_way in calls.items():
                 for x in inputs:
                     start = time.perf_counter()
@@ -181,6 +182,8 @@ def measure(
                         call(x)
                     taken = time.perf_counter() - start
                     best[way, len(x)] = min(taken, best.get((way, len(x)), taken))
+            if before and all(best[key] > (1 - _STEADY) * before[key] for key in best):
+                break
     return {way: sum(best[way, n] / best[PLAIN, n] for n in _ROWS) / len(_ROWS) for way in calls}
 
 
