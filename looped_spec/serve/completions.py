@@ -14,7 +14,13 @@ from looped_spec.serve.answers import AnswerWriter, Kind
 from looped_spec.serve.bodies import read_json_object
 from looped_spec.serve.errors import ApiError
 from looped_spec.serve.front import Front
-from looped_spec.serve.protocol import ChatBody, CompletionBody, GenerationBody, check_body
+from looped_spec.serve.protocol import (
+    Body,
+    ChatBody,
+    CompletionBody,
+    GenerationBody,
+    check_body,
+)
 from looped_spec.serve.responses import EventStream, JsonResponse, unless_disconnected
 
 DEFAULT_COMPLETION_TOKENS = 16
@@ -30,8 +36,7 @@ class CompletionEndpoints:
     async def completions(self, request: Request) -> Response:
         """Complete one prompt or several."""
         arrival = time.monotonic()
-        body = check_body(CompletionBody, await self._read(request))
-        self._admit(body)
+        body = await self._read(CompletionBody, request)
 
         async def encode() -> list[list[int]]:
             return await self._front.encoder.encode(body.prompt)
@@ -43,8 +48,7 @@ class CompletionEndpoints:
     async def chat(self, request: Request) -> Response:
         """Answer a conversation."""
         arrival = time.monotonic()
-        body = check_body(ChatBody, await self._read(request))
-        self._admit(body)
+        body = await self._read(ChatBody, request)
 
         async def encode() -> list[list[int]]:
             return [await self._front.encoder.encode_chat(body)]
@@ -52,14 +56,25 @@ class CompletionEndpoints:
         params = self._params(body, self._front.llm.max_model_len)
         return await self._answer("chat", request, body, params, encode, 1, arrival)
 
-    async def _read(self, request: Request) -> dict[str, object]:
-        options = self._front.options
-        return await read_json_object(request, options.max_body_bytes, options.read_timeout_seconds)
+    async def _read(self, kind: type[Body], request: Request) -> Body:
+        """Return the body of a request that could be served."""
+        front = self._front
+        options = front.options
+        seconds = options.read_timeout_seconds
+        document = await read_json_object(request, options.max_body_bytes, seconds)
+        front.check_ready()
+        most_items = {
+            "prompt": front.num_places,
+            "messages": options.max_messages,
+            "stop": options.max_stop_strings,
+        }
+        body = check_body(kind, document, most_items)
+        self._admit(body)
+        return body
 
     def _admit(self, body: GenerationBody) -> None:
         """Refuse what could not be served, before any work."""
         front = self._front
-        front.check_ready()
         front.check_model(body.model)
         options = front.options
         if (body.n or 1) > options.max_n:
@@ -71,7 +86,7 @@ class CompletionEndpoints:
                 f"{name} must be between 0 and {options.max_logprobs}, got {body.num_logprobs}",
                 param=name,
             )
-        if len(body.stop or ()) > options.max_stop_strings:
+        if len(body.stop or ()) > options.max_stop_strings:  # one that came without a list
             raise ApiError(
                 400,
                 f"stop may have {options.max_stop_strings} texts, got {len(body.stop or ())}",

@@ -102,6 +102,11 @@ class Front:
         return self._num_taken
 
     @property
+    def num_places(self) -> int:
+        """How many answers may be open at once, running and waiting; the model is loaded."""
+        return self.llm.options.max_num_seqs + self.options.max_queued_requests
+
+    @property
     def is_healthy(self) -> bool:
         """Whether requests are admitted, and the last answers did not all fail."""
         failures = self._newest.failed_answers if self._newest else 0
@@ -128,7 +133,7 @@ class Front:
     def reserve(self, count: int) -> Reservation:
         """Take the places of `count` answers; raise `ApiError` with status 429 if there are not so
         many."""
-        places = self.llm.options.max_num_seqs + self.options.max_queued_requests
+        places = self.num_places
         if count > places:
             raise ApiError(
                 400, f"{count} answers are asked for at once, more than the {places} of the queue"

@@ -42,6 +42,7 @@ class ServeOptions:
     max_prompt_tokens: int | None = _option(
         None, "most tokens of a prompt; default: what max_model_len allows"
     )
+    max_messages: int = _option(4096, "most messages of a conversation")
     max_n: int = _option(16, "most answers to one prompt (n)")
     max_logprobs: int = _option(
         MAX_LOGPROBS, "most likely tokens of which the log probability may be asked for"
@@ -64,6 +65,7 @@ class ServeOptions:
             ("port", 0, 65535),
             ("max_queued_requests", 0, 2**20),
             ("max_body_bytes", 1024, 2**30),
+            ("max_messages", 1, 2**20),
             ("max_n", 1, 2**10),
             ("max_logprobs", 0, MAX_LOGPROBS),
             ("max_stop_strings", 0, 2**10),

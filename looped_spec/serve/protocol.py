@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
 from pydantic import (
@@ -208,12 +209,29 @@ class ChatBody(GenerationBody):
 
 Body = TypeVar("Body", bound=GenerationBody)
 
+NO_LIMITS: Mapping[str, int] = MappingProxyType({})
+_ITEMS = {"prompt": "prompts", "messages": "messages", "stop": "texts"}
 _REFUSED = {CompletionBody: COMPLETION_REFUSED, ChatBody: CHAT_REFUSED}
 
 
-def check_body(kind: type[Body], document: Mapping[str, Any]) -> Body:
-    """Return a checked body; raise `ApiError` that names the field and says what it may be."""
+def check_body(
+    kind: type[Body], document: Mapping[str, Any], most_items: Mapping[str, int] = NO_LIMITS
+) -> Body:
+    """Return a checked body; raise `ApiError` that names the field and says what it may be.
+
+    `most_items` says how long the lists of some fields may be. A longer one is refused without a
+    look at what is in it, which for half a million items would take longer than a client that is
+    being streamed to should wait.
+    """
     kept = without_refused(document, kind.model_fields, _REFUSED[kind])
+    for name, most in most_items.items():
+        items = kept.get(name)
+        if not isinstance(items, list) or len(items) <= most:
+            continue
+        if name == "prompt" and type(items[0]) is int:
+            continue  # one prompt of many tokens
+        text = f"{name} may have {most} {_ITEMS[name]}, got {len(items)}"
+        raise ApiError(400, text, param=name)
     try:
         body = kind.model_validate(kept)
     except ValidationError as error:

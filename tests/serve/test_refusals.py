@@ -223,6 +223,36 @@ def test_the_first_of_very_many_wrong_messages_is_the_only_one_that_is_looked_at
     assert caught.value.__cause__.error_count() == 1
 
 
+class Unread(list[Any]):
+    """A list that may be measured, but not gone through."""
+
+    def __iter__(self) -> Any:
+        raise AssertionError("somebody looks at the items")
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "items"),
+    [
+        (ChatBody, "messages", MESSAGES * 4),
+        (CompletionBody, "prompt", ["a"] * 4),
+        (CompletionBody, "prompt", [[1]] * 4),
+        (CompletionBody, "stop", ["a"] * 4),
+    ],
+)
+def test_a_list_that_is_too_long_is_refused_without_a_look_at_its_items(
+    kind: type[Any], name: str, items: list[Any]
+) -> None:
+    needed = {"prompt": "a"} if kind is CompletionBody else {"messages": MESSAGES}
+    with pytest.raises(ApiError, match=f"^{name} may have 3 [a-z]+, got 4$") as caught:
+        check_body(kind, {**needed, name: Unread(items)}, {name: 3})
+    assert (caught.value.status, caught.value.param) == (400, name)
+    assert check_body(kind, {**needed, name: items}, {name: 4})
+
+
+def test_one_prompt_of_many_token_ids_is_no_list_of_prompts() -> None:
+    assert check_body(CompletionBody, {"prompt": [1] * 9}, {"prompt": 3}).prompt == [[1] * 9]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -291,16 +321,24 @@ def test_every_answer_has_an_id_and_a_good_one_of_the_client_is_kept(server: Liv
 
 
 def test_limits_of_the_server_are_options(model: Any) -> None:
-    limits = {"max_n": 1, "max_stop_strings": 0, "max_prompt_tokens": 3, "max_body_bytes": 1024}
+    limits = {"max_n": 1, "max_stop_strings": 0, "max_prompt_tokens": 3, "max_messages": 2}
+    limits |= {"max_body_bytes": 4096}
     with running(model, **limits) as server:
         client = server.client
         assert "between 1 and 1" in client.complete("a", n=2).error["message"]
         assert "may have 0 texts" in client.complete("a", stop="b").error["message"]
+        error = client.post("/v1/chat/completions", {"messages": MESSAGES * 3}).error
+        assert (error["message"], error["param"]) == (
+            "messages may have 2 messages, got 3",
+            "messages",
+        )
+        many = ["a"] * (server.front.num_places + 1)
+        assert client.complete(many).error["param"] == "prompt"
         assert client.complete([5, 5, 5], max_tokens=1).status == 200
         error = client.complete([5, 5, 5, 5]).error
         assert error["message"] == "a prompt may have 3 tokens (max_prompt_tokens): got 4"
         assert error["code"] == "context_length_exceeded"
-        assert client.complete("a" * 1024).status == 413
+        assert client.complete("a" * 4096).status == 413
 
 
 def test_memory_limits_the_length_of_a_prompt(model: Any) -> None:
