@@ -14,7 +14,7 @@ from client import Client
 from processes import PATIENCE_SECONDS
 
 from looped_spec.runtime.llm import LLM
-from looped_spec.serve.front import Front
+from looped_spec.serve.front import Front, Stage
 from looped_spec.serve.options import ServeOptions
 from looped_spec.serve.server import Server, listen
 
@@ -58,6 +58,8 @@ class LiveServer:
 
     def wait_until_ready(self) -> None:
         """Return once requests are served."""
+        # Asking over HTTP again and again would hold up the thread that loads.
+        until(lambda: self.front.stage is not Stage.LOADING)
         until(lambda: self.client.get("/health").status == 200)
 
     def assert_idle(self) -> None:
