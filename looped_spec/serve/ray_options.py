@@ -9,6 +9,13 @@ from typing import Any
 from looped_spec.errors import ConfigError, check_int, check_number
 
 MOST_REPLICAS = 2**12
+_AUTOSCALING = (
+    "min_replicas",
+    "max_replicas",
+    "target_ongoing_requests",
+    "upscale_delay_seconds",
+    "downscale_delay_seconds",
+)
 
 
 def _option(text: str) -> Any:
@@ -29,6 +36,14 @@ class RayOptions:
         "requests per replica that Ray Serve aims at when it adds and removes replicas; "
         "default: max_num_seqs"
     )
+    upscale_delay_seconds: float | None = _option(
+        "how long the load must ask for more replicas before Ray Serve adds them; default: Ray's, "
+        "30"
+    )
+    downscale_delay_seconds: float | None = _option(
+        "how long the load must need fewer replicas before Ray Serve removes them; default: Ray's, "
+        "600"
+    )
     gpus_per_replica: float | None = _option(
         "GPUs, or a part of one, for each replica; default: 1 where the cluster has any"
     )
@@ -41,6 +56,8 @@ class RayOptions:
                 check_int(name, value, 1, MOST_REPLICAS)
         for name, least in (
             ("target_ongoing_requests", 1.0),
+            ("upscale_delay_seconds", 0.0),
+            ("downscale_delay_seconds", 0.0),
             ("gpus_per_replica", 0.0),
             ("cpus_per_replica", 0.0),
         ):
@@ -48,11 +65,11 @@ class RayOptions:
                 check_number(name, getattr(self, name), least)
         if self.replicas is not None and self.is_autoscaling:
             raise ConfigError(
-                "replicas is a fixed number: it goes with none of min_replicas, max_replicas and "
-                "target_ongoing_requests"
+                f"replicas is a fixed number: it goes with none of {', '.join(_AUTOSCALING)}"
             )
-        if self.target_ongoing_requests is not None and self.max_replicas is None:
-            raise ConfigError("target_ongoing_requests needs max_replicas")
+        for name in _AUTOSCALING[2:]:
+            if getattr(self, name) is not None and self.max_replicas is None:
+                raise ConfigError(f"{name} needs max_replicas")
         if self.max_replicas is not None and self.max_replicas < (self.min_replicas or 1):
             raise ConfigError(
                 f"max_replicas must be at least min_replicas = {self.min_replicas}, "
@@ -62,10 +79,7 @@ class RayOptions:
     @property
     def is_autoscaling(self) -> bool:
         """Whether Ray Serve chooses how many replicas there are."""
-        return any(
-            value is not None
-            for value in (self.min_replicas, self.max_replicas, self.target_ongoing_requests)
-        )
+        return any(getattr(self, name) is not None for name in _AUTOSCALING)
 
     def check_unused(self) -> None:
         """Raise `ConfigError` if an option was given, for a command line without --ray."""
@@ -84,4 +98,10 @@ class RayOptions:
             "max_replicas": self.max_replicas or fewest,
             "target_ongoing_requests": self.target_ongoing_requests or max_num_seqs,
         }
+        for name, value in (
+            ("upscale_delay_s", self.upscale_delay_seconds),
+            ("downscale_delay_s", self.downscale_delay_seconds),
+        ):
+            if value is not None:
+                autoscaling[name] = value
         return {"autoscaling_config": autoscaling}

@@ -1,14 +1,18 @@
-"""Two replicas of the bundled model behind Ray Serve on this machine, one of them killed."""
+"""Replicas of the bundled model behind Ray Serve on this machine: two of them, one of which is
+killed, and as many as the load asks for."""
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import itertools
 import os
 import signal
 import socket
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +23,7 @@ from typing import Any
 import pytest
 from client import Client
 from live_server import until
-from processes import descendants
+from processes import PATIENCE_SECONDS, descendants
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from looped_spec import LLM, SamplingParams
@@ -40,11 +44,11 @@ needs_ray = pytest.mark.skipif(
 class RayProcess:
     """`looped-spec serve --ray` as a process of its own."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, flags: str) -> None:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = probe.getsockname()[1]
         self.client = Client(self.port)
-        command = f"{sys.executable} -m looped_spec serve demo:ouro --ray --replicas 2"
+        command = f"{sys.executable} -m looped_spec serve demo:ouro --ray {flags}"
         command += f" --port {self.port} --device cpu --num-threads 1"
         command += f" --max-num-seqs {PLACES[0]} --max-queued-requests {PLACES[1]}"
         self._log = log
@@ -59,16 +63,25 @@ class RayProcess:
         lines = self._log.read_text().splitlines()
         return [line for line in lines if line.startswith("looped-spec: ")]
 
-    def wait_for_replicas(self) -> None:
-        """Return once both answer."""
+    def wait_for_replicas(self, count: int) -> None:
+        """Return once as many answer, and no more."""
 
-        def are_both_there() -> bool:
+        def are_all_there() -> bool:
             assert self.process.poll() is None, self._log.read_text()
             if not any("serving demo:ouro at" in note for note in self.notes):
                 return False
-            return len(self.totals("request_success")) == 2
+            return len(self.totals("request_success")) == count
 
-        until(are_both_there, READY_SECONDS)
+        until(are_all_there, READY_SECONDS)
+
+    def kill(self) -> None:
+        """End the process and all that it has started, if it still runs."""
+        if self.process.poll() is not None:
+            return
+        for pid in (self.process.pid, *descendants(self.process.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait(PATIENCE_SECONDS)
 
     def totals(self, name: str, **labels: str) -> dict[str, float]:
         """The sum of a counter for each replica."""
@@ -89,19 +102,12 @@ class RayProcess:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayProcess]:
     """Two replicas; killed at the end if no test ended them."""
-    served = RayProcess(tmp_path_factory.mktemp("ray") / "log")
+    served = RayProcess(tmp_path_factory.mktemp("ray") / "log", "--replicas 2")
     try:
-        served.wait_for_replicas()
+        served.wait_for_replicas(2)
         yield served
     finally:
-        if served.process.poll() is None:
-            left = descendants(served.process.pid)
-            for pid in (served.process.pid, *left):
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            served.process.wait(60)
+        served.kill()
 
 
 def body(seed: int, tokens: int) -> dict[str, Any]:
@@ -220,7 +226,7 @@ class TestTwoReplicas:
         assert outcomes["right after"] > 6
         # What ran on it, and what was sent to it before its end was noticed.
         assert outcomes["error after"] <= len(threads) * 3
-        served.wait_for_replicas()
+        served.wait_for_replicas(2)
         assert len(set(served.totals("request_success")) - before) == 1
 
     def test_a_signal_lets_what_runs_end(self, served: RayProcess) -> None:
@@ -235,6 +241,64 @@ class TestTwoReplicas:
         assert served.process.wait(120) == 0
         assert served.notes[-1] == "looped-spec: stopped"
         assert not descendants(served.process.pid)
+
+
+@pytest.mark.slow
+@needs_ray
+def test_replicas_come_with_the_load_and_go_with_it(tmp_path: Path, expected: list[str]) -> None:
+    """Nobody gets another text, or an error, while there are more replicas or fewer."""
+    served = RayProcess(
+        tmp_path / "log",
+        "--min-replicas 1 --max-replicas 2 --target-ongoing-requests 1 "
+        "--upscale-delay-seconds 0 --downscale-delay-seconds 0",
+    )
+    is_over, is_light = threading.Event(), threading.Event()
+
+    def client(number: int) -> list[str]:
+        wrong = []
+        for index in itertools.count():
+            if is_over.is_set() or (number and is_light.is_set()):
+                return wrong
+            if is_light.is_set():
+                time.sleep(1.0)
+            seed = (number + index) % 8
+            reply = served.client.post("/v1/completions", body(seed, 48))
+            if reply.status != 200 or reply.text != expected[seed]:
+                wrong.append(f"{reply.status}: {reply.body!r}")
+        raise AssertionError
+
+    try:
+        served.wait_for_replicas(1)
+        with ThreadPoolExecutor(4) as pool:
+            try:
+                clients = [pool.submit(client, number) for number in range(4)]
+                served.wait_for_replicas(2)
+                is_light.set()
+                served.wait_for_replicas(1)
+            finally:
+                is_light.set()
+                is_over.set()
+            assert [one.result() for one in clients] == [[]] * 4
+        told = [note for note in served.notes if "replicas: " in note]
+        assert any("2 running" in note for note in told), told
+        assert not any("3 running" in note for note in told), told
+    finally:
+        served.kill()
+
+
+@needs_ray
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # which Ray's own modules give
+def test_ray_serve_takes_the_options_of_a_deployment_as_they_are_meant() -> None:
+    from ray.serve.config import AutoscalingConfig
+
+    options = RayOptions(min_replicas=2, max_replicas=5, target_ongoing_requests=8)
+    config = AutoscalingConfig(**options.scale(32)["autoscaling_config"])
+    assert (config.min_replicas, config.initial_replicas, config.max_replicas) == (2, 2, 5)
+    assert config.target_ongoing_requests == 8
+    assert (config.upscale_delay_s, config.downscale_delay_s) == (30, 600)  # as the help says
+    quick = RayOptions(max_replicas=5, upscale_delay_seconds=1, downscale_delay_seconds=2.5)
+    config = AutoscalingConfig(**quick.scale(32)["autoscaling_config"])
+    assert (config.upscale_delay_s, config.downscale_delay_s) == (1, 2.5)
 
 
 def test_without_ray_the_extra_is_named(
@@ -275,6 +339,9 @@ def test_a_cluster_that_is_not_there_is_one_line(
         ("--ray --replicas 2 --max-replicas 3", "replicas is a fixed number"),
         ("--ray --min-replicas 3 --max-replicas 2", "max_replicas must be at least"),
         ("--ray --target-ongoing-requests 8", "target_ongoing_requests needs max_replicas"),
+        ("--ray --upscale-delay-seconds 8", "upscale_delay_seconds needs max_replicas"),
+        ("--ray --replicas 2 --downscale-delay-seconds 8", "replicas is a fixed number"),
+        ("--ray --max-replicas 2 --upscale-delay-seconds -1", "upscale_delay_seconds must be"),
     ],
 )
 def test_flags_that_do_not_go_together_are_refused_by_name(
