@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,7 +32,10 @@ def fake_site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeS
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let Triton interpret its kernels where it cannot compile them for a device; it decides that
-    when it is imported."""
+    when it is imported. Let commands that tests start hear Ctrl-C: a shell that runs the tests in
+    the background has them, and so those, ignore it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if config.getoption("numprocesses", None):
         return  # the processes that run the tests come here too
 

@@ -191,8 +191,6 @@ def test_ctrl_c_keeps_what_was_measured_and_says_how_to_go_on(
         stderr=subprocess.PIPE,
         text=True,
         env=environment,
-        # A shell that runs tests in the background lets them ignore it.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     deadline = time.monotonic() + 600
     while time.monotonic() < deadline and process.poll() is None:
