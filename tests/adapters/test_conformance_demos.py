@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 from pathlib import Path
 
 import pytest
-from demo_recipes import HUGINN, NANBEIGE, OURO, Case
+from demo_recipes import CASES, HUGINN, NANBEIGE, OURO, Case
 
 from looped_spec.adapter import AdapterSpec, ModelAdapter
 from looped_spec.demos.export import load_demo
@@ -14,6 +16,13 @@ from looped_spec.settings import Settings
 from looped_spec.testing import AdapterConformance
 
 pytestmark = pytest.mark.slow
+
+
+@functools.cache
+def loaded(name: str) -> ModelAdapter:
+    """Read the weights of a demo once; who may change the model takes a copy."""
+    recipe = CASES[name].recipe
+    return load_demo(recipe.folder, recipe.adapter_class).adapter
 
 
 class DemoConformance(AdapterConformance):
@@ -27,7 +36,7 @@ class DemoConformance(AdapterConformance):
 
     @pytest.fixture
     def adapter(self) -> ModelAdapter:
-        return load_demo(self.case.recipe.folder, self.case.recipe.adapter_class).adapter
+        return copy.deepcopy(loaded(self.case.recipe.name))
 
     @pytest.fixture
     def spec(self) -> AdapterSpec:
