@@ -21,7 +21,15 @@ from looped_spec.errors import (
     shown_number,
 )
 
-CPU_LINEARS = ("auto", "plain", "transposed", "onednn", "exact_fp16")
+CPU_LINEARS = (
+    "auto",
+    "plain",
+    "transposed",
+    "onednn",
+    "exact_fp16",
+    "native_bf16",
+    "native_fp32",
+)
 FUSED = ("auto", "on", "off")
 GRAPH_BACKENDS = ("auto", "cuda", "traced", "eager")
 CPU_KERNELS = ("torch", "native", "auto")
@@ -128,8 +136,10 @@ class EngineOptions:
     cpu_linear: str = _option(
         "auto",
         "how linear layers keep their weights on the CPU: plain, transposed, onednn (prepacked), "
-        "exact_fp16 (stored in half precision where that rounds nothing, computed in float32), or "
-        "auto: what is fastest, measured for each shape at load",
+        "exact_fp16 (stored in half precision where that rounds nothing, computed in float32), "
+        "native_bf16 (the same by a kernel of our own, for the numbers of bfloat16), native_fp32 "
+        "(that kernel for any float32), or auto: what is fastest, measured for each shape at load; "
+        "kernels of our own where cpu_kernels has them",
     )
     cpu_kernels: str = _option(
         "torch",

@@ -16,6 +16,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from looped_spec.layers.native import Kernels
+
 logger = logging.getLogger(__name__)
 
 # The layout that oneDNN takes for this many rows serves one row and hundreds nearly as well.
@@ -135,8 +137,59 @@ class HalfPacked(Packed):
         return self._num_bytes
 
 
+class TiledPacked(Packed):
+    """fp32 numbers laid out for the kernel of our own, which is compiled where it runs.
+
+    Every output is summed in one order, so the bits of a row depend neither on how many rows there
+    are nor on the threads.
+    """
+
+    name = "native_fp32"
+    _as_bf16: ClassVar[bool] = False
+
+    def __init__(self, kernels: Kernels, tiles: Tensor, outputs: int) -> None:
+        self._kernels, self._tiles, self._outputs = kernels, tiles, outputs
+
+    @classmethod
+    def of(cls, weight: Tensor) -> TiledPacked | None:
+        """Lay out an fp32 weight.
+
+        Raises:
+            BuildError: the kernels cannot be compiled here.
+        """
+        if weight.dtype != torch.float32:
+            return None
+        kernels = Kernels()
+        tiles = kernels.pack_tiles(weight.contiguous(), as_bf16=cls._as_bf16)
+        return None if tiles is None else cls(kernels, tiles, weight.shape[0])
+
+    def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Multiply."""
+        out = self._kernels.linear(x, self._tiles, self._outputs)
+        return out if bias is None else out.add_(bias)
+
+    def unpack(self) -> Tensor:
+        """Return the fp32 weight."""
+        return self._kernels.unpack_tiles(self._tiles, self._outputs)
+
+    @property
+    def num_bytes(self) -> int:
+        """Those of the tiles, the last of which may be padded."""
+        return self._tiles.nbytes
+
+
+class TiledHalves(TiledPacked):
+    """Numbers stored as bf16 where it holds each of them exactly, as of a bf16 checkpoint.
+
+    Half the memory and half the traffic; inputs, products, sums and outputs are fp32.
+    """
+
+    name = "native_bf16"
+    _as_bf16 = True
+
+
 PACKINGS: Mapping[str, type[Packed]] = MappingProxyType(
-    {kind.name: kind for kind in (OneDnnPacked, HalfPacked)}
+    {kind.name: kind for kind in (OneDnnPacked, HalfPacked, TiledHalves, TiledPacked)}
 )
 """The forms by name."""
 

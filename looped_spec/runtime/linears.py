@@ -19,6 +19,8 @@ from looped_spec.layers.packed import (
     PACKINGS,
     HalfPacked,
     PackedLinear,
+    TiledHalves,
+    TiledPacked,
     can_pack,
     use_packed,
     use_transposed,
@@ -29,8 +31,9 @@ from looped_spec.runtime.freed_memory import return_freed_memory
 logger = logging.getLogger(__name__)
 
 AUTO, PLAIN, TRANSPOSED = CPU_LINEARS[:3]
+_NATIVE = (TiledHalves.name, TiledPacked.name)
 # Half the memory, and bits that do not depend on the batch, are worth as much as some time.
-_PREFERRED = (HalfPacked.name, *(way for way in CPU_LINEARS[1:] if way != HalfPacked.name))
+_PREFERRED = tuple(dict.fromkeys((HalfPacked.name, TiledHalves.name, *CPU_LINEARS[1:])))
 
 # Rows of a pass: a lone request, its drafts being checked, a full batch, a batch being checked.
 _ROWS = (1, 4, 8, 32)
@@ -87,13 +90,16 @@ def check_linears(way: str, device: torch.device) -> None:
         raise ConfigError(f"cpu_linear={way!r} is for device cpu, not for '{device}'")
 
 
-def arrange_linears(module: nn.Module, way: str = AUTO) -> LinearReport:
+def arrange_linears(
+    module: nn.Module, way: str = AUTO, *, use_native: bool = False
+) -> LinearReport:
     """Let the linear layers of `module`, whose weights are in place, keep them as `way` says.
 
     Left as they are: layers on other devices or with a forward of their own, small ones, and those
     whose weight another module uses too. "auto" takes for each shape what is fastest here with the
     threads that are set now; shapes are measured once per process, so that all models of a process
-    are treated alike. A layer's numbers never change, but which bits a sum is rounded to does.
+    are treated alike. With `use_native` that may be a kernel of our own, which is compiled here. A
+    layer's numbers never change, but which bits a sum is rounded to does.
 
     Raises:
         UnsupportedError: the way asked for cannot hold a weight, or this build of torch or this
@@ -108,7 +114,11 @@ def arrange_linears(module: nn.Module, way: str = AUTO) -> LinearReport:
             size = layer.weight.shape[0], layer.weight.shape[1]
             if size not in scores:
                 scores[size] = measure(
-                    *size, layer.weight.dtype, torch.get_num_threads(), _measured_bytes(before)
+                    *size,
+                    layer.weight.dtype,
+                    torch.get_num_threads(),
+                    _measured_bytes(before),
+                    use_native,
                 )
 
     def arrange(item: tuple[str, nn.Linear]) -> str:
@@ -156,8 +166,10 @@ def measure(
     dtype: torch.dtype,
     num_threads: int,
     num_bytes: int = _MEASURED_BYTES,
+    use_native: bool = False,
 ) -> Scores:
-    """Time every way for weights of this shape, as many as take `num_bytes`.
+    """Time every way for weights of this shape, as many as take `num_bytes`; ways of our own
+    kernels with `use_native`.
 
     PyTorch must be set to `num_threads` threads.
     """
@@ -171,7 +183,8 @@ def measure(
         weight = (0.02 * torch.randn(rows, in_features, generator=generator)).bfloat16().to(dtype)
         weights = [weight, *(weight.clone() for _ in range(copies - 1))]
         inputs = [torch.randn(n, 1, in_features, generator=generator).to(dtype) for n in _ROWS]
-        calls = _usable_calls(weights, inputs[1])
+        ways = [way for way in _PREFERRED if use_native or way not in _NATIVE]
+        calls = _usable_calls(ways, weights, inputs[1])
         best: dict[tuple[str, int], float] = {}
         for _ in range(_REPEATS):
             before = dict(best)
@@ -195,11 +208,13 @@ def _measured_bytes(model_bytes: int) -> int:
 Call = Callable[[Tensor], Tensor]
 
 
-def _usable_calls(weights: Sequence[Tensor], x: Tensor) -> dict[str, list[Call]]:
-    """Return the products with `weights` for each way that works here."""
+def _usable_calls(
+    ways: Sequence[str], weights: Sequence[Tensor], x: Tensor
+) -> dict[str, list[Call]]:
+    """Return the products with `weights` for each of the ways that works here."""
     calls: dict[str, list[Call]] = {}
     want = F.linear(x, weights[0])
-    for way in _PREFERRED:
+    for way in ways:
         try:
             made = [_call(way, weight) for weight in weights]
             same = torch.allclose(made[0](x), want, rtol=0.1, atol=0.1)

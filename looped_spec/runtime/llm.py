@@ -114,7 +114,11 @@ class LLM:
         )
         ((plan, attention, self.identity),) = plans
         set_threads(opts.num_threads, self.loaded)
-        self.linears = arrange_linears(self.loaded.adapter.module, linear_layout(opts))
+        self.linears = arrange_linears(
+            self.loaded.adapter.module,
+            linear_layout(opts),
+            use_native=self.identity.cpu_kernels == "native",
+        )
         self.full_loops, self.preset = plan.full_loops, plan.preset
         self._lock = threading.RLock()  # calls from several threads take turns, step by step
         self._tokenizer = load_tokenizer(self.loaded.folder)

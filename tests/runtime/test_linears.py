@@ -34,7 +34,7 @@ def toy_with_bf16_numbers(**changes: Any) -> ToyAdapter:
 
 
 def works(way: str) -> bool:
-    return way in measure(128, 64, torch.float32, torch.get_num_threads())
+    return way in measure(128, 64, torch.float32, torch.get_num_threads(), use_native=True)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -84,6 +84,22 @@ def test_a_weight_that_would_be_rounded_takes_the_next_best_way(
     weight = layer.weight.clone()
     assert arrange_linears(nn.Sequential(layer)).ways == {"transposed": 1}
     assert torch.equal(layer.weight, weight)
+
+
+def test_auto_takes_kernels_of_our_own_only_where_it_may() -> None:
+    if not works("native_bf16"):
+        pytest.skip("the kernels do not build here")
+    threads = torch.get_num_threads()
+    assert not {"native_bf16", "native_fp32"} & measure(76, 64, torch.float32, threads).keys()
+    best = {"plain": 1.0, "native_bf16": 0.2, "native_fp32": 0.4}
+    for as_bf16, way in ((True, "native_bf16"), (False, "native_fp32")):
+        layer = nn.Linear(64, 128).requires_grad_(False)
+        if as_bf16:
+            layer.weight.copy_(layer.weight.bfloat16().float())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(linears, "measure", lambda *args: best if args[-1] else {"plain": 1.0})
+            assert arrange_linears(nn.Sequential(layer)).ways == {"plain": 1}
+            assert arrange_linears(nn.Sequential(layer), use_native=True).ways == {way: 1}
 
 
 def test_noise_does_not_decide_between_equals() -> None:

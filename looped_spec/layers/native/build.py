@@ -21,7 +21,7 @@ from looped_spec.settings import c_compiler, cache_folder
 
 logger = logging.getLogger(__name__)
 
-_SOURCE = Path(__file__).with_name("kernels.c")
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "linear.c"))
 _FLAGS = ("-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
 _SECONDS = 120
 
@@ -74,15 +74,20 @@ def _compiled(compiler: list[str], flags: list[str], folder: Path) -> Path:
     `folder`, where it may lie already."""
     command = [*compiler, *flags]
     processor = platform.processor() or platform.machine()
-    key = "\0".join((*command, processor, _processor_flags(), sys.platform, _SOURCE.read_text()))
+    texts = [source.read_text() for source in _SOURCES]
+    key = "\0".join((*command, processor, _processor_flags(), sys.platform, *texts))
     name = hashlib.sha256(key.encode()).hexdigest()[:20]
     for library in folder.glob(f"kernels-{name}-*.so"):
         if library.stem.endswith(_digest(library)):
             return library
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        compiled, linked = Path(scratch) / "kernels.o", Path(scratch) / "kernels.so"
-        linker = [*compiler, "-shared", str(compiled), "-lm", "-o", str(linked)]
-        for step in ([*command, "-c", str(_SOURCE), "-o", str(compiled)], linker):
+        linked = Path(scratch) / "kernels.so"
+        objects = [str(Path(scratch) / f"{source.stem}.o") for source in _SOURCES]
+        steps = [
+            [*command, "-c", str(source), "-o", compiled]
+            for source, compiled in zip(_SOURCES, objects, strict=True)
+        ]
+        for step in (*steps, [*compiler, "-shared", *objects, "-lm", "-o", str(linked)]):
             subprocess.run(step, check=True, capture_output=True, text=True, timeout=_SECONDS)
         library = folder / f"kernels-{name}-{_digest(linked)}.so"
         linked.replace(library)  # whole or not at all, should two processes build
