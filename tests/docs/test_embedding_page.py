@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import inspect
 import re
 import subprocess
 import sys
@@ -9,6 +11,11 @@ from pathlib import Path
 
 from processes import PATIENCE_SECONDS
 from tree import ROOT
+
+from looped_spec.control.config import AdaptiveSpecConfig
+from looped_spec.control.controller import AdaptiveController
+from looped_spec.control.plan import RoundFeedback, SpeculationPlan
+from looped_spec.control.stats import ControllerStats
 
 PAGE = (ROOT / "docs" / "embedding.md").read_text()
 
@@ -28,6 +35,42 @@ def test_the_controller_drives_a_foreign_engine(tmp_path: Path) -> None:
     assert float(re.findall(r"easy text: (\S+) times", easy)[0]) > 1.3
     assert 0.97 < float(re.findall(r"hard text: (\S+) times", hard)[0]) < 1.05
     assert "K=0" in hard and "K=0" not in easy
+
+
+def test_the_output_on_the_page_is_of_this_kind() -> None:
+    (shown,) = re.findall(r"^```text\n(.*?)^```$", PAGE, re.M | re.S)
+    easy, hard = shown.splitlines()
+    assert re.match(r"easy text: 1\.\d\d times plain .* K=[1-9] d=1, \.\.\.$", easy)
+    assert re.match(r"hard text: (0\.9\d|1\.0\d) times plain .* K=0 d=0, \.\.\.$", hard)
+
+
+def test_a_preset_is_read_as_the_page_does_without_torch(tmp_path: Path) -> None:
+    lines = re.findall(r"^    ((?:preset|config) = .*)$", PAGE, re.M)
+    assert len(lines) == 2
+    preset = next((ROOT / "presets" / "ouro").glob("model=*.json"))
+    (tmp_path / "preset.json").write_bytes(preset.read_bytes())
+    code = [
+        "import dataclasses, sys",
+        "from looped_spec.control.controller import AdaptiveController",
+        "from looped_spec.presets.preset import Preset",
+        *lines,
+        "controller = AdaptiveController(config)",
+        "print(controller.plan(10**6).candidate in config.buckets[-1].candidates)",
+        "print(controller.explain().as_dict()['policy'], 'torch' in sys.modules)",
+    ]
+    command = [sys.executable, "-c", "\n".join(code)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.splitlines() == ["True", "goodput False"], done.stderr
+
+
+def test_every_name_of_the_interface_on_the_page_exists() -> None:
+    known = set(inspect.signature(AdaptiveController.plan).parameters) | {"consensus", "as_dict"}
+    known |= set(dir(AdaptiveController)) | set(SpeculationPlan._fields)
+    for cls in (AdaptiveSpecConfig, RoundFeedback, ControllerStats):
+        known |= {field.name for field in dataclasses.fields(cls)}
+    named = set(re.findall(r"`(?:controller\.)?(\w+)(?:=\w*|\(\))?`", PAGE))
+    assert len(named) > 12
+    assert named - known == set()
 
 
 def test_links_lead_to_files() -> None:
