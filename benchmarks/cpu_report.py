@@ -19,6 +19,7 @@ OFFICIAL = {1: 11.0, 8: 46.0}
 a machine of this kind (2 cores, about 17.5 GB/s); not measured in this run."""
 BF16, FP32, BEFORE = "auto, bf16 numbers", "auto, fp32 numbers", "plain"
 NATIVE = "auto and native kernels, bf16 numbers"
+NATIVE_FP32 = "auto and native kernels, fp32 numbers"
 LLAMA, OFFICIAL_CODE = "transformers", "official"
 REFERENCES = (LLAMA, OFFICIAL_CODE)
 

@@ -31,6 +31,7 @@ from cpu_report import (
     FP32,
     LLAMA,
     NATIVE,
+    NATIVE_FP32,
     OFFICIAL,
     OFFICIAL_CODE,
     plain_rows,
@@ -92,7 +93,7 @@ def engine_of(
 ) -> tuple[Engine, LinearReport]:
     """Return an engine, and what became of its linear layers."""
     adapter = random_model(CONFIG, as_bf16=as_bf16)
-    report = arrange_linears(adapter.module, way)
+    report = arrange_linears(adapter.module, way, use_native=kernels is not None)
     use_kernels(adapter.module, kernels)
     engine = make_engine(
         ForcedAcceptance(adapter, args.acceptance),
@@ -129,7 +130,8 @@ class Bench:
         except BuildError as error:
             print(f"no native kernels: {error}", file=sys.stderr)
         else:
-            self.engines[NATIVE], _ = engine_of(args, as_bf16=True, way="auto", kernels=kernels)
+            self._add_native(NATIVE, kernels, as_bf16=True)
+            self._add_native(NATIVE_FP32, kernels, as_bf16=False)
         self.drafting = NATIVE if NATIVE in self.engines else BF16
         self.ways: dict[str, Callable[[int], float]] = {
             way: lambda b, e=engine: complete(e, args, b)[0]  # type: ignore[misc]
@@ -145,6 +147,11 @@ class Bench:
             self.ways[name] = partial(reference_seconds, args, generate)
         self.bytes_per_token = bytes_per_token(random_model(CONFIG, as_bf16=True))
         self._warm: set[str] = set()
+
+    def _add_native(self, way: str, kernels: Kernels, *, as_bf16: bool) -> None:
+        self.engines[way], self.linears[way] = engine_of(
+            self.args, as_bf16=as_bf16, way="auto", kernels=kernels
+        )
 
     def parts(self) -> dict[str, tuple[float, Callable[[], Part]]]:
         """Return what measures each part, and about how long it takes (in milliseconds)."""
