@@ -4,158 +4,37 @@ Two servers run, one with speculation and one without, and take turns under each
 ask again as soon as they are answered, or requests that come at a rate of their own. They are of
 mixed lengths, streamed and whole, greedy and sampled, and some clients go away in the middle. Every
 answer that comes to its end is compared with what the same model gives offline by plain decoding.
+Ctrl-C ends it early, and keeps what was measured until then.
+
+    python benchmarks/serve_load.py --clients 64 --rates --seconds 300
+    python benchmarks/serve_load.py --clients 0 --rates 2 8 --seconds 150 --restarts 5
 """
 
 from __future__ import annotations
 
 import argparse
-import http.client
 import json
-import platform
 import random
-import statistics
+import signal
 import sys
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from server_process import ServerProcess, events_of
+import torch
+from results import run_command
+from serve_clients import Client, Item, Tally
+from serve_report import is_good, percentiles, report
+from server_process import ServerProcess
 
-from looped_spec import LLM, SamplingParams, __version__
-from looped_spec.atomic_json import write_json
-from looped_spec.cli.tables import number, plain_table
+from looped_spec import LLM, SamplingParams
+from looped_spec.offline.machine import machine_facts
 
 PROMPTS = Path(__file__).resolve().parent.parent / "examples" / "prompts.jsonl"
-READY_SECONDS = 300.0
 MODES = {"speculation": [], "plain": ["--num-speculative-tokens", "0"]}
-
-
-@dataclass(frozen=True)
-class Item:
-    """A request and the text that it must get."""
-
-    prompt: str
-    params: dict[str, Any]
-    expected: str
-
-
-@dataclass
-class Tally:
-    """What the clients saw, in seconds."""
-
-    first_token: list[float] = field(default_factory=list)
-    between_tokens: list[float] = field(default_factory=list)
-    whole: list[float] = field(default_factory=list)
-    num_finished: int = 0
-    num_aborted: int = 0
-    num_tokens: int = 0
-    differing: list[dict[str, str]] = field(default_factory=list)
-    failures: list[str] = field(default_factory=list)
-    lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-
-
-class Client:
-    """Sends requests, one after the other or at a rate, until the time is over."""
-
-    def __init__(
-        self, number: int, port: int, items: Sequence[Item], tally: Tally, abort: float
-    ) -> None:
-        self._random = random.Random(number)
-        self._port, self._items, self._tally, self._abort = port, items, tally, abort
-
-    def in_turn(self, until: float) -> None:
-        """Ask again as soon as there is an answer."""
-        while time.monotonic() < until:
-            self._ask(self._random.random())
-
-    def at_rate(self, until: float, rate: float) -> None:
-        """Ask `rate` times a second on average, at moments that no answer changes."""
-        asking = []
-        moment = time.monotonic()
-        while (moment := moment + self._random.expovariate(rate)) < until:
-            time.sleep(max(moment - time.monotonic(), 0))
-            asking.append(threading.Thread(target=self._ask, args=(0.0,)))  # streamed all
-            asking[-1].start()
-        for thread in asking:
-            thread.join()
-
-    def _ask(self, whole: float) -> None:
-        """Send a request, as a stream if `whole` is below 3/4; a failure is counted."""
-        item = self._random.choice(self._items)
-        try:
-            if whole < 0.75:
-                self._stream(item)
-            else:
-                self._whole(item)
-        except Exception as error:
-            with self._tally.lock:
-                self._tally.failures.append(f"{type(error).__name__}: {error}")
-
-    def _whole(self, item: Item) -> None:
-        start = time.monotonic()
-        with _asking(self._port, item) as response:
-            document = json.loads(response.read())
-        self._finish(item, document["choices"][0]["text"], time.monotonic() - start)
-        with self._tally.lock:
-            self._tally.num_tokens += document["usage"]["completion_tokens"]
-
-    def _stream(self, item: Item) -> None:
-        leaves_after = self._random.randint(1, 8) if self._random.random() < self._abort else None
-        start = before = time.monotonic()
-        text, gaps, first, tokens = "", [], 0.0, 0
-        with _asking(self._port, item, stream=True) as response:
-            for event in events_of(response):
-                if "error" in event:
-                    raise RuntimeError(event["error"]["message"])
-                now = time.monotonic()
-                (choice,) = event["choices"]
-                text += choice["text"]
-                if not tokens:
-                    first = now - start
-                else:
-                    gaps += [(now - before) / choice["num_tokens"]] * choice["num_tokens"]
-                tokens += choice["num_tokens"]
-                before = now
-                if leaves_after is not None and tokens > leaves_after:
-                    with self._tally.lock:
-                        self._tally.num_aborted += 1
-                    return
-        with self._tally.lock:
-            self._tally.first_token.append(first)
-            self._tally.between_tokens += gaps
-            self._tally.num_tokens += tokens
-        self._finish(item, text, time.monotonic() - start)
-
-    def _finish(self, item: Item, text: str, seconds: float) -> None:
-        with self._tally.lock:
-            self._tally.num_finished += 1
-            self._tally.whole.append(seconds)
-            if text != item.expected:
-                seen = {"prompt": item.prompt, "expected": item.expected, "got": text}
-                self._tally.differing.append(seen)
-
-
-class _asking:
-    """A request whose answer is read inside; leaving closes the connection."""
-
-    def __init__(self, port: int, item: Item, stream: bool = False) -> None:
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-        body = json.dumps({"prompt": item.prompt, "stream": stream, **item.params})
-        headers = {"Content-Type": "application/json"}
-        self._connection.request("POST", "/v1/completions", body, headers)
-
-    def __enter__(self) -> http.client.HTTPResponse:
-        self._response = self._connection.getresponse()
-        if self._response.status != 200:
-            raise RuntimeError(f"{self._response.status} {self._response.read()!r}")
-        return self._response
-
-    def __exit__(self, *exc: object) -> None:
-        self._response.close()
-        self._connection.close()
 
 
 def make_items(args: argparse.Namespace) -> list[Item]:
@@ -189,31 +68,45 @@ class Load:
         self.tallies = {mode: Tally() for mode in args.modes}
         self.seconds = dict.fromkeys(args.modes, 0.0)
         self.turns: dict[str, list[list[float]]] = {mode: [] for mode in args.modes}
+        self._queued = {mode: [0.0, 0.0] for mode in args.modes}
 
     def take_turn(self, mode: str, server: ServerProcess, items: Sequence[Item], turn: int) -> None:
-        """Put the load at a server for a while; both get the same requests at the same moments."""
+        """Put the load at a server for a while; both get the same requests at the same moments.
+
+        When interrupted the clients get the answers that they wait for, and all of it is kept.
+        """
         args, tally = self._args, self.tallies[mode]
+        queued, is_over = server.queue_seconds(), threading.Event()
         start = time.monotonic()
         until = start + args.seconds / args.turns
         begin = len(tally.first_token)
-        first = turn * 1000
-        clients = [
-            Client(first + n, server.port, items, tally, args.abort) for n in range(self._clients)
-        ]
-        if self._rate is not None:
-            clients[0].at_rate(until, self._rate)
-        else:
-            threads = [threading.Thread(target=c.in_turn, args=(until,)) for c in clients]
+        threads = []
+        for number in range(turn * 1000, turn * 1000 + self._clients):
+            client = Client(number, server.port, items, tally, args.abort, is_over)
+            if self._rate is not None:
+                threads.append(threading.Thread(target=client.at_rate, args=(until, self._rate)))
+            else:
+                threads.append(threading.Thread(target=client.in_turn, args=(until,)))
+        try:
             for thread in threads:
                 thread.start()
             for thread in threads:
                 thread.join()
-        self.seconds[mode] += time.monotonic() - start
-        self.turns[mode].append(tally.first_token[begin:])
+        finally:
+            is_over.set()
+            for thread in threads:
+                if thread.is_alive():
+                    thread.join()
+            self.seconds[mode] += time.monotonic() - start
+            self.turns[mode].append(tally.first_token[begin:])
+            for place, value in enumerate(server.queue_seconds()):
+                self._queued[mode][place] += value - queued[place]
+            server.note_memory()
 
     def result(self, mode: str) -> dict[str, Any]:
         """Return what was seen of a server."""
         tally, seconds = self.tallies[mode], self.seconds[mode]
+        total, count = self._queued[mode]
         return {
             "seconds": seconds,
             "num_finished": tally.num_finished,
@@ -224,8 +117,17 @@ class Load:
             "first_token_seconds": percentiles(tally.first_token),
             "between_tokens_seconds": percentiles(tally.between_tokens),
             "whole_seconds": percentiles(tally.whole),
+            "queue_seconds": total / count if count else None,
             "failures": tally.failures[:10],
             "differing": tally.differing[:10],
+        }
+
+    def results(self) -> dict[str, Any]:
+        """Return what was seen of the servers that had a turn."""
+        modes = [mode for mode in self._args.modes if self.seconds[mode]]
+        return {
+            "servers": {mode: self.result(mode) for mode in modes},
+            "first_token_ratio": self.ratios() if set(modes) == set(MODES) else None,
         }
 
     def ratios(self) -> dict[str, Any]:
@@ -233,7 +135,7 @@ class Load:
         spec, plain = (percentiles(self.tallies[mode].first_token) for mode in MODES)
         turns = [
             [percentiles(seen)["p50"] for seen in pair]
-            for pair in zip(*(self.turns[mode] for mode in MODES), strict=True)
+            for pair in zip(*(self.turns[mode] for mode in MODES), strict=False)
         ]
         return {
             **{share: _by(spec[share], plain[share]) for share in ("p50", "p95")},
@@ -262,67 +164,70 @@ def finish(server: ServerProcess) -> dict[str, Any]:
     }
 
 
-def measure_restart(args: argparse.Namespace) -> list[float]:
-    """Kill a server and start another at once, several times; return the seconds until ready."""
-    seconds = []
+def measure_restart(args: argparse.Namespace, seconds: list[float]) -> None:
+    """Kill a server and start another at once, several times; add to `seconds` until ready."""
     server = ServerProcess(args.model, args.serve_arg)
-    for _ in range(args.restarts):
+    try:
+        for _ in range(args.restarts):
+            server.kill()
+            server = ServerProcess(args.model, args.serve_arg)
+            seconds.append(server.ready_seconds)
+    finally:
         server.kill()
-        server = ServerProcess(args.model, args.serve_arg)
-        seconds.append(server.ready_seconds)
-    server.stop()
-    return seconds
 
 
-def percentiles(values: Sequence[float]) -> dict[str, float | None]:
-    """Return the median, the 95th and the 99th percentile, and the greatest."""
-    if len(values) < 2:
-        return dict.fromkeys(("p50", "p95", "p99", "max"))
-    cuts = statistics.quantiles(values, n=100, method="inclusive")
-    return {"p50": cuts[49], "p95": cuts[94], "p99": cuts[98], "max": max(values)}
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what was seen, until the end or an interruption."""
+    items = make_items(args)
+    loads = [Load(f"{args.clients} clients", args.clients, None, args)] if args.clients else []
+    loads += [Load(f"{rate:g} requests/s", 1, rate, args) for rate in args.rates]
+    flags = ["--max-num-seqs", str(args.max_num_seqs), *args.serve_arg]
+    servers: dict[str, ServerProcess] = {}
+    restarts: list[float] = []
+    was_interrupted = False
+    try:
+        for mode in args.modes:
+            servers[mode] = ServerProcess(args.model, [*flags, *MODES[mode]])
+        try:
+            for turn in range(args.turns):
+                for load in loads:
+                    # Back and forth: what changes slowly on the machine meets both alike.
+                    for mode in args.modes if turn % 2 == 0 else args.modes[::-1]:
+                        load.take_turn(mode, servers[mode], items, turn)
+        except KeyboardInterrupt:
+            was_interrupted = True
+        left = {mode: finish(server) for mode, server in servers.items()}
+        if args.restarts and not was_interrupted:
+            try:
+                measure_restart(args, restarts)
+            except KeyboardInterrupt:
+                was_interrupted = True
+    finally:
+        for server in servers.values():
+            server.kill()
+    return {
+        "options": {key: value for key, value in vars(args).items() if key != "json"},
+        "machine": machine_facts(torch.device("cpu")),
+        "loads": {load.name: load.results() for load in loads},
+        "servers": left,
+        "restart_seconds": restarts,
+        "was_interrupted": was_interrupted,
+    }
 
 
-def table(results: dict[str, dict[str, Any]]) -> str:
-    """Lay out what was seen of a load, a column for each server."""
-    rows = [
-        [name, *(number(result[key], decimals) for result in results.values())]
-        for name, key, decimals in (
-            ("answers finished", "num_finished", 0),
-            ("answers aborted by clients", "num_aborted", 0),
-            ("requests failed", "num_failed", 0),
-            ("answers unlike offline", "num_differing", 0),
-            ("tokens per second", "tokens_per_second", 1),
-        )
-    ]
-    for name, key in (
-        ("first token", "first_token_seconds"),
-        ("between tokens", "between_tokens_seconds"),
-        ("whole answer", "whole_seconds"),
-    ):
-        for share in ("p50", "p95", "p99"):
-            cells = [number(result[key][share], 4) for result in results.values()]
-            rows.append([f"{name}, {share}, s", *cells])
-    return plain_table(["", *results], rows)
-
-
-def table_of_servers(servers: dict[str, dict[str, Any]]) -> str:
-    """Lay out what the servers left behind, a column for each."""
-    rows = [
-        [name, *(number(result[key], decimals) for result in servers.values())]
-        for name, key, decimals in (
-            ("seconds until ready", "ready_seconds", 1),
-            ("blocks held at the end", "held_blocks", 0),
-            ("draft acceptance", "draft_acceptance_rate", 2),
-            ("exit status", "exit_code", 0),
-        )
-    ]
-    for name, place in (("MiB after the first turn", 0), ("MiB at the end", -1)):
-        rows.append([name, *(number(one["resident_mib"][place], 1) for one in servers.values())])
-    return plain_table(["", *servers], rows)
+@contextmanager
+def terminated_as_interrupted() -> Iterator[None]:
+    """Let SIGTERM, as of `timeout`, do what Ctrl-C does, so that no server is left behind."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure; the exit status is 1 if an answer was wrong, failed, or left something behind."""
+    """Measure; the exit status is 1 if an answer was wrong, failed, or left something behind, 130
+    if it was interrupted."""
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("--model", default="demo:ouro")
     parser.add_argument("--clients", type=int, default=64, help="0: no load of clients in turn")
@@ -344,53 +249,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--serve-arg", action="append", default=[], help="further flag of serve")
     parser.add_argument("--json", type=Path, metavar="FILE")
     args = parser.parse_args(argv)
-    items = make_items(args)
-    loads = [Load(f"{args.clients} clients", args.clients, None, args)] if args.clients else []
-    loads += [Load(f"{rate:g} requests/s", 1, rate, args) for rate in args.rates]
-    flags = ["--max-num-seqs", str(args.max_num_seqs), *args.serve_arg]
-    servers = {mode: ServerProcess(args.model, [*flags, *MODES[mode]]) for mode in args.modes}
-    for turn in range(args.turns):
-        for load in loads:
-            # Back and forth, so that what changes slowly on the machine meets both alike.
-            for mode in args.modes if turn % 2 == 0 else args.modes[::-1]:
-                load.take_turn(mode, servers[mode], items, turn)
-                servers[mode].note_memory()
-    left = {mode: finish(server) for mode, server in servers.items()}
-    restarts = measure_restart(args)
-    results: dict[str, dict[str, Any]] = {
-        load.name: {
-            "servers": {mode: load.result(mode) for mode in args.modes},
-            "first_token_ratio": load.ratios() if set(args.modes) == set(MODES) else None,
-        }
-        for load in loads
-    }
-    for name, result in results.items():
-        print(f"{name}\n{table(result['servers'])}")
-        if ratio := result["first_token_ratio"]:
-            turns = ", ".join(f"{one:.2f}" for one in ratio["p50_of_turns"])
-            print(
-                f"first token, speculation by plain: p50 {number(ratio['p50'], 2)}, "
-                f"p95 {number(ratio['p95'], 2)}; p50 of the turns: {turns}"
-            )
-        print()
-        for mode, seen in result["servers"].items():
-            for failure in seen["failures"] + seen["differing"]:
-                print(f"{name}, {mode}: {failure}", file=sys.stderr)
-    print(table_of_servers(left))
-    if restarts:
-        shown = ", ".join(f"{seconds:.1f}" for seconds in restarts)
-        print(f"\nseconds from kill -9 until ready again: {shown}")
-    if args.json:
-        options = {key: value for key, value in vars(args).items() if key != "json"}
-        provenance = {"version": __version__, "python": platform.python_version()}
-        document = {"options": options, "provenance": provenance, "loads": results}
-        write_json(args.json, {**document, "servers": left, "restart_seconds": restarts})
-    seen_all = [seen for result in results.values() for seen in result["servers"].values()]
-    is_good = all(
-        seen["num_finished"] and not (seen["num_failed"] or seen["num_differing"])
-        for seen in seen_all
-    ) and not any(one["held_blocks"] or one["exit_code"] for one in left.values())
-    return 0 if is_good else 1
+    found: dict[str, Any] = {}
+
+    def kept() -> dict[str, Any]:
+        found.update(measure(args))
+        print(report(found))
+        for name, result in found["loads"].items():
+            for mode, seen in result["servers"].items():
+                for failure in seen["failures"] + seen["differing"]:
+                    print(f"{name}, {mode}: {failure}", file=sys.stderr)
+        return found
+
+    with terminated_as_interrupted():
+        code = run_command("serve_load.py", argv, args.json, kept)
+    if code or found["was_interrupted"]:
+        return code or 130
+    return 0 if is_good(found) else 1
 
 
 if __name__ == "__main__":

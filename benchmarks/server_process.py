@@ -14,19 +14,29 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from looped_spec.errors import LoopedSpecError
+
 
 class ServerProcess:
     """`looped-spec serve` as a process of its own."""
 
     def __init__(self, model: str, arguments: Sequence[str]) -> None:
         command = [sys.executable, "-m", "looped_spec", "serve", model, "--port", "0", *arguments]
-        self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        # A session of its own: Ctrl-C is for whoever started this, who then stops it in order.
+        self._process = subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
         start = time.monotonic()
         assert self._process.stderr is not None
-        line = self._process.stderr.readline()
+        try:
+            line = self._process.stderr.readline()
+        except BaseException:
+            self._process.kill()
+            raise
         self.ready_seconds = time.monotonic() - start
         found = re.search(r":(\d+)$", line.strip())
         if not found:
+            self._process.kill()
             raise SystemExit(f"the server did not start: {line}")
         self.port = int(found[1])
         # A full pipe would hold up the server at its next line.
@@ -36,11 +46,18 @@ class ServerProcess:
 
     def info(self) -> dict[str, Any]:
         """Return /server_info."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        connection.request("GET", "/server_info")
-        document: dict[str, Any] = json.loads(connection.getresponse().read())
-        connection.close()
+        document: dict[str, Any] = json.loads(self._get("/server_info"))
         return document
+
+    def queue_seconds(self) -> tuple[float, float]:
+        """Return how long all requests waited for their first step together, and how many did."""
+        text = self._get("/metrics").decode()
+        name = "looped_spec:request_queue_time_seconds"
+        total, count = (
+            float(re.findall(rf"^{name}_{part}{{.*}} (\S+)$", text, re.M)[0])
+            for part in ("sum", "count")
+        )
+        return total, count
 
     def note_memory(self) -> None:
         """Take note of how much memory the process has."""
@@ -52,6 +69,16 @@ class ServerProcess:
         self._process.kill()
         self._process.wait(60)
         self._drain.join(60)
+
+    def _get(self, path: str) -> bytes:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            connection.request("GET", path)
+            return connection.getresponse().read()
+        except OSError as error:
+            raise LoopedSpecError(f"the server does not answer any more ({error})") from error
+        finally:
+            connection.close()
 
     def stop(self) -> int:
         """Return the exit code after SIGTERM."""
