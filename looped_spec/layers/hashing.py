@@ -26,21 +26,23 @@ def row_keys(seeds: Tensor, positions: Tensor, stream: int = 0) -> Tensor:
 def random_bits(keys: Tensor, count: int) -> Tensor:
     """Return [..., count] int64: `count` numbers of 32 bits for each of `keys` (see `row_keys`)."""
     keys = keys[..., None]
-    counter = torch.arange(count, device=keys.device) * 0x9E3779B1
-    return mix(mix((counter + keys) & _MASK) ^ mix(keys ^ 0x5BD1E995))
+    counter = torch.arange(count, device=keys.device).mul_(0x9E3779B1)
+    bits = mix((counter + keys).bitwise_and_(_MASK))
+    return mix(bits.bitwise_xor_(mix(keys ^ 0x5BD1E995)))
 
 
 def open_uniform(bits: Tensor) -> Tensor:
     """Map 32-bit numbers to fp32 strictly between 0 and 1: fine near 0, at most 1 - 2**-24."""
-    return ((bits.float() + 0.5) * 2.0**-32).clamp(max=1.0 - 2.0**-24)
+    return bits.float().add_(0.5).mul_(2.0**-32).clamp_(max=1.0 - 2.0**-24)
 
 
 def mix(x: Tensor) -> Tensor:
     """Mix 32 bits held in int64: two rounds of multiply and xorshift.
 
     The constants are those of the hash-prospector search; both factors are below 2**31, so no
-    product leaves the signed 64-bit range.
+    product leaves the signed 64-bit range. The argument stays; for the numbers of a vocabulary
+    there are never more than two others of its size.
     """
-    x = ((x ^ (x >> 16)) * 0x21F0AAAD) & _MASK
-    x = ((x ^ (x >> 15)) * 0x735A2D97) & _MASK
-    return x ^ (x >> 15)
+    x = (x >> 16).bitwise_xor_(x).mul_(0x21F0AAAD).bitwise_and_(_MASK)
+    x = (x >> 15).bitwise_xor_(x).mul_(0x735A2D97).bitwise_and_(_MASK)
+    return (x >> 15).bitwise_xor_(x)

@@ -20,6 +20,9 @@ from looped_spec.layers.hashing import open_uniform, random_bits, row_keys
 from looped_spec.sampling_params import SamplingParams
 
 _NUCLEUS_UNITS = 2.0**40
+# Noise is computed for so many numbers at a time on the CPU, in its cache, as it goes through 64-bit
+# numbers: for a batch with a large vocabulary that would be most of what a round takes.
+_NOISE_NUMBERS = 1 << 16
 
 NOT_FINITE = -1
 """Stands for a token of the target that could not be chosen."""
@@ -79,12 +82,12 @@ def choose_tokens(
     temperature = params.temperature[:, None].masked_fill(is_greedy, 1.0)[..., None]
     # Relative to the largest: a tiny temperature then sends the others to -inf, not all to inf.
     scaled = logits.float()
-    scaled = (scaled - scaled.gather(-1, greedy[..., None])) / temperature
+    scaled = (scaled - scaled.gather(-1, greedy[..., None])).div_(temperature)
     if mode is SamplingMode.FILTERED:
         scaled = filter_logits(scaled, params)
     if noise is None:
         noise = gumbel_noise(params.seeds[:, None], positions, logits.shape[-1])
-    return torch.where(is_greedy, greedy, (scaled + noise).argmax(dim=-1))
+    return torch.where(is_greedy, greedy, scaled.add_(noise).argmax(dim=-1))
 
 
 def mark_not_finite(tokens: Tensor, logits: Tensor) -> Tensor:
@@ -119,7 +122,15 @@ def filter_logits(scaled: Tensor, params: SamplingTensors) -> Tensor:
 def gumbel_noise(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     """Return standard Gumbel noise [..., V] fp32 for `seeds` and `positions` (int64, shapes that
     broadcast)."""
-    bits = random_bits(row_keys(seeds, positions), vocab_size)
+    keys = row_keys(seeds, positions)
+    rows = max(1, _NOISE_NUMBERS // vocab_size)
+    if keys.device.type != "cpu" or keys.numel() <= rows:
+        return _gumbel(keys, vocab_size)
+    parts = [_gumbel(part, vocab_size) for part in keys.reshape(-1).split(rows)]
+    return torch.cat(parts).view(*keys.shape, vocab_size)
+
+
+def _gumbel(keys: Tensor, vocab_size: int) -> Tensor:
     # E = -log(1 - u) is exponential; its small values, which win, keep full precision where u is
-    # near 0.
-    return -torch.log(-torch.log1p(-open_uniform(bits)))
+    # near 0. In place: with a vocabulary in each row these are the largest tensors of a round.
+    return open_uniform(random_bits(keys, vocab_size)).neg_().log1p_().neg_().log_().neg_()
