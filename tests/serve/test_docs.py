@@ -12,6 +12,7 @@ from live_server import LiveServer
 from tree import ROOT
 
 from looped_spec.cli.main import main
+from looped_spec.options import EngineOptions
 from looped_spec.serve.app import PAGE_FILES, create_app
 from looped_spec.serve.front import Front
 from looped_spec.serve.options import ServeOptions
@@ -42,13 +43,22 @@ def test_every_supported_field_is_named() -> None:
     }
 
 
-def test_every_flag_that_is_named_exists(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_flag_is_named_and_no_other(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["serve", "--help"]) == 0
     shown = capsys.readouterr().out
-    flags = set(re.findall(r"`(--[a-z-]+)", TEXT))
-    assert {"--host", "--api-key", "--metrics-prefix"} <= flags
-    for flag in flags:
-        assert re.search(rf"^ +(--[a-z-]+, )?{flag}\b", shown, re.M), flag
+    columns = re.findall(r"^  (-\S.*?)(?:  |$)", shown, re.M)
+    flags = {flag for column in columns for flag in re.findall(r"--[a-z-]+", column)}
+    assert len(flags) > 50
+    assert set(re.findall(r"`(--[a-z-]+)", TEXT)) == flags - {"--help"}
+
+
+def test_the_defaults_in_the_tables_are_those_of_the_options() -> None:
+    rows = re.findall(r"^\| `--([a-z-]+)` \| (\d+) \|", TEXT, re.M)
+    assert len(rows) > 8
+    for flag, shown in rows:
+        name = flag.replace("-", "_")
+        options = ServeOptions if name in ServeOptions.help_texts() else EngineOptions
+        assert float(getattr(options(), name)) == float(shown), flag
 
 
 def test_the_keys_of_speculation_are_explained(server: LiveServer) -> None:
