@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 from looped_spec.serve.app import create_app
 from looped_spec.serve.errors import ApiError
 from looped_spec.serve.front import Front, Stage
+from looped_spec.serve.imports import lasting_imports
 from looped_spec.serve.metrics import metrics_text
 from looped_spec.serve.options import ServeOptions
 from looped_spec.serve.status import Document, Status
@@ -36,8 +37,8 @@ class Replica:
         """Load `model` with `engine`, keyword arguments of `LLM`; return when it is loaded."""
 
         def load() -> LLM:
-            from looped_spec.runtime.llm import LLM
-
+            with lasting_imports():
+                from looped_spec.runtime.llm import LLM
             return LLM(model, **engine)
 
         self.name = serve.get_replica_context().replica_id.unique_id

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from looped_spec.cli.imports import lasting_imports
+from looped_spec.serve.imports import lasting_imports
 
 
 @pytest.fixture(autouse=True)
