@@ -26,10 +26,10 @@ from typing import TYPE_CHECKING, Any
 from looped_spec.cli import console
 from looped_spec.cli.engine_flags import add_engine_flags, engine_options
 from looped_spec.cli.flags import add_flag
-from looped_spec.serve.imports import lasting_imports
 from looped_spec.cli.main import EXIT_INTERRUPTED
 from looped_spec.cli.model_loading import memory_errors
 from looped_spec.errors import ConfigError
+from looped_spec.serve.imports import lasting_imports
 from looped_spec.serve.options import ServeOptions
 from looped_spec.serve.ray_options import RayOptions
 from looped_spec.settings import Settings
