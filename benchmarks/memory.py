@@ -23,7 +23,9 @@ from looped_spec import SamplingParams
 from looped_spec.control.plan import Candidate
 from looped_spec.control.static import StaticPolicy
 from looped_spec.errors import UnsupportedError
+from looped_spec.layers.native import BuildError, Kernels, use_kernels
 from looped_spec.offline.machine import machine_facts
+from looped_spec.runtime.attention.native import NativeBackend
 from looped_spec.runtime.engine import Engine
 from looped_spec.runtime.freed_memory import return_freed_memory
 from looped_spec.runtime.linears import arrange_linears
@@ -74,10 +76,19 @@ def weight_bytes(module: torch.nn.Module, packed_saves: int) -> int:
     return sum(p.numel() * p.element_size() for p in module.parameters()) - packed_saves
 
 
+def native_kernels() -> Kernels:
+    """Return the kernels of our own."""
+    try:
+        return Kernels()
+    except BuildError as error:
+        raise UnsupportedError(f"--cpu-kernels native: {error}") from error
+
+
 def measure_peak(args: argparse.Namespace) -> dict[str, Any]:
     """Compare the peak, prompts and rounds included, with weights and cache."""
+    kernels = native_kernels() if args.cpu_kernels == "native" else None
     small = random_model(SMALL, as_bf16=True)
-    arrange_linears(small.module)
+    arrange_linears(small.module, use_native=kernels is not None)
     warm = make_engine(small, num_speculative_tokens=2, draft_loops=1)
     run_rounds(warm, 10, 2)  # code that is read, and what torch allocates, once
     del warm, small
@@ -85,7 +96,8 @@ def measure_peak(args: argparse.Namespace) -> dict[str, Any]:
     reset_peak()
     before = resident()
     adapter = random_model(CONFIG, as_bf16=True)
-    report = arrange_linears(adapter.module)
+    report = arrange_linears(adapter.module, use_native=kernels is not None)
+    use_kernels(adapter.module, kernels)
     engine = make_engine(
         ForcedAcceptance(adapter, 0.8),
         num_speculative_tokens=4,
@@ -93,6 +105,7 @@ def measure_peak(args: argparse.Namespace) -> dict[str, Any]:
         max_num_seqs=args.batch_size,
         max_model_len=args.max_model_len,
         block_size=16,
+        attention=None if kernels is None else NativeBackend(kernels),
     )
     ready = resident()
     loading = resident(peak=True)
@@ -159,6 +172,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--max-model-len", type=int, default=512, help="default: %(default)s")
     parser.add_argument("--peak-rounds", type=int, default=60, help="default: %(default)s")
     parser.add_argument("--rounds", type=int, default=5000, help="default: %(default)s")
+    parser.add_argument(
+        "--cpu-kernels", choices=("torch", "native"), default="torch", help="default: %(default)s"
+    )
     parser.add_argument("--threads", type=int, default=1, help="default: %(default)s")
     parser.add_argument("--json", type=Path, help="where to keep the numbers")
     args = parser.parse_args(argv)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -26,6 +27,8 @@ class SwiGLU(nn.Module, TakesKernels):
             inner = self.kernels.silu_mul(gate_up)
         else:
             gate, up = gate_up.chunk(2, dim=-1)
-            inner = F.silu(gate) * up
+            inner = F.silu(gate)
+            # In place where no gradient needs it: of a prompt these are the largest tensors.
+            inner = inner * up if torch.is_grad_enabled() else inner.mul_(up)
         out: Tensor = self.down_proj(inner)
         return out

@@ -128,9 +128,14 @@ def arrange_linears(
         order = ranked(scores[layer.weight.shape[0], layer.weight.shape[1]])
         return next(used for each in order if (used := _use(layer, each)))
 
-    # Packing is done by one thread for each weight, and takes a minute for a billion numbers.
-    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        ways = Counter(pool.map(arrange, layers.items()))
+    # Packing is done by one thread for each weight, and takes a minute for a billion numbers. What a
+    # thread frees last is not returned by the C library, so none is made where one does it all.
+    num_threads = torch.get_num_threads()
+    if num_threads == 1:
+        ways = Counter(map(arrange, layers.items()))
+    else:
+        with ThreadPoolExecutor(num_threads) as pool:
+            ways = Counter(pool.map(arrange, layers.items()))
     after = sum(_num_bytes(layer) for layer in layers.values())
     if set(ways) - {PLAIN} or scores:
         return_freed_memory()  # else the originals, and what was measured, would stay

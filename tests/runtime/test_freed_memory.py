@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sys
 from pathlib import Path
 
@@ -28,3 +29,19 @@ def test_blocks_that_lie_before_others_are_returned() -> None:
         pytest.skip("the C library cannot return freed memory")
     assert resident() < full - 400 * size
     assert last.sum() == 16
+
+
+def test_buffers_of_mkl_are_returned() -> None:
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:
+        held = ctypes.CDLL(str(library)).mkl_serv_mem_stat
+    except (OSError, AttributeError):
+        pytest.skip("PyTorch has no MKL inside here")
+    held.argtypes, held.restype = [ctypes.POINTER(ctypes.c_int)], ctypes.c_int64
+    count = ctypes.c_int()
+    product = torch.ones(300, 700) @ torch.ones(700, 900)
+    if not held(ctypes.byref(count)):
+        pytest.skip("this product needs no buffer here")
+    return_freed_memory()
+    assert held(ctypes.byref(count)) == 0
+    assert torch.equal(torch.ones(300, 700) @ torch.ones(700, 900), product)
