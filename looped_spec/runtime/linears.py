@@ -128,8 +128,8 @@ def arrange_linears(
         order = ranked(scores[layer.weight.shape[0], layer.weight.shape[1]])
         return next(used for each in order if (used := _use(layer, each)))
 
-    # Packing is done by one thread for each weight, and takes a minute for a billion numbers. What a
-    # thread frees last is not returned by the C library, so none is made where one does it all.
+    # Packing is done by one thread for each weight, and takes a minute for a billion numbers. What
+    # another thread frees last the C library keeps, so none is made where one does it all.
     num_threads = torch.get_num_threads()
     if num_threads == 1:
         ways = Counter(map(arrange, layers.items()))

@@ -20,8 +20,8 @@ from looped_spec.layers.hashing import open_uniform, random_bits, row_keys
 from looped_spec.sampling_params import SamplingParams
 
 _NUCLEUS_UNITS = 2.0**40
-# Noise is computed for so many numbers at a time on the CPU, in its cache, as it goes through 64-bit
-# numbers: for a batch with a large vocabulary that would be most of what a round takes.
+# Noise is computed for so many numbers at a time on the CPU, in its cache, as it goes through
+# 64-bit numbers: for a batch with a large vocabulary that would be most of what a round takes.
 _NOISE_NUMBERS = 1 << 16
 
 NOT_FINITE = -1
