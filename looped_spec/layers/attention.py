@@ -8,6 +8,9 @@ from torch import Tensor, nn
 from looped_spec.adapter import StageContext
 from looped_spec.layers.kernels import TakesKernels
 from looped_spec.layers.merged import MergedLinear
+from looped_spec.layers.native import LinearKernels
+from looped_spec.layers.norm import RMSNorm
+from looped_spec.layers.packed import tiles_of
 from looped_spec.layers.rotary import apply_rotary
 
 
@@ -45,3 +48,27 @@ class RotaryAttention(nn.Module, TakesKernels):
             q, k = torch.split(apply_rotary(qk, *rotary), [heads, kv_heads], dim=2)
         out: Tensor = self.o_proj(ctx.attend(plane, q, k, v).reshape(batch, rows, -1))
         return out
+
+    def branch(
+        self,
+        x: Tensor,
+        rotary: tuple[Tensor, Tensor],
+        plane: int,
+        ctx: StageContext,
+        before: RMSNorm,
+        after: RMSNorm | None = None,
+    ) -> Tensor:
+        """Return x + after(self(before(x), ...)) of the shape of x, without a norm where `after` is
+        None; in few calls where kernels of our own have the weights."""
+        kernels = self.kernels
+        if isinstance(kernels, LinearKernels) and kernels.serves(x):
+            wide, last = tiles_of(self.qkv_proj), tiles_of(self.o_proj)
+            if wide is not None and last is not None:
+                heads, kv_heads = self.num_heads, self.num_kv_heads
+                qkv = kernels.open_attention(x, wide, before.parts, heads + kv_heads, *rotary)
+                q, k, v = torch.split(qkv, [heads, kv_heads, kv_heads], dim=2)
+                attended = ctx.attend(plane, q, k, v).contiguous()
+                norm = None if after is None else after.parts
+                return kernels.close_branch(x, attended, last, norm)
+        out: Tensor = self(before(x), rotary, plane, ctx)
+        return x + out if after is None else after.added(x, out)

@@ -8,6 +8,9 @@ from torch.nn import functional as F
 
 from looped_spec.layers.kernels import TakesKernels
 from looped_spec.layers.merged import MergedLinear
+from looped_spec.layers.native import LinearKernels
+from looped_spec.layers.norm import RMSNorm
+from looped_spec.layers.packed import tiles_of
 
 
 class SwiGLU(nn.Module, TakesKernels):
@@ -32,3 +35,15 @@ class SwiGLU(nn.Module, TakesKernels):
             inner = inner * up if torch.is_grad_enabled() else inner.mul_(up)
         out: Tensor = self.down_proj(inner)
         return out
+
+    def branch(self, x: Tensor, before: RMSNorm, after: RMSNorm | None = None) -> Tensor:
+        """Return x + after(self(before(x))) of the shape of x, without a norm where `after` is
+        None; in one call where kernels of our own have the weights."""
+        kernels = self.kernels
+        if isinstance(kernels, LinearKernels) and kernels.serves(x):
+            gate_up, down = tiles_of(self.gate_up_proj), tiles_of(self.down_proj)
+            if gate_up is not None and down is not None:
+                last = None if after is None else after.parts
+                return kernels.gated_branch(x, gate_up, down, before.parts, last)
+        out: Tensor = self(before(x))
+        return x + out if after is None else after.added(x, out)

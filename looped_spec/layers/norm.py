@@ -41,6 +41,11 @@ class RMSNorm(nn.Module, TakesKernels):
         normed: Tensor = self(x)
         return residual + normed
 
+    @property
+    def parts(self) -> tuple[Tensor, float]:
+        """Weight and epsilon."""
+        return self.weight, self.eps
+
     def _few_operations(self, x: Tensor) -> Tensor:
         """Return the same with half as many operations as torch has for it on the CPU, where a
         call costs more than the numbers of a few rows.

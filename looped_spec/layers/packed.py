@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from looped_spec.layers.native import Kernels
+from looped_spec.layers.native import LinearKernels, Tiles
 
 logger = logging.getLogger(__name__)
 
@@ -147,8 +147,8 @@ class TiledPacked(Packed):
     name = "native_fp32"
     _as_bf16: ClassVar[bool] = False
 
-    def __init__(self, kernels: Kernels, tiles: Tensor, outputs: int) -> None:
-        self._kernels, self._tiles, self._outputs = kernels, tiles, outputs
+    def __init__(self, kernels: LinearKernels, tiles: Tiles) -> None:
+        self._kernels, self.tiles = kernels, tiles
 
     @classmethod
     def of(cls, weight: Tensor) -> TiledPacked | None:
@@ -159,23 +159,23 @@ class TiledPacked(Packed):
         """
         if weight.dtype != torch.float32:
             return None
-        kernels = Kernels()
+        kernels = LinearKernels()
         tiles = kernels.pack_tiles(weight.contiguous(), as_bf16=cls._as_bf16)
-        return None if tiles is None else cls(kernels, tiles, weight.shape[0])
+        return None if tiles is None else cls(kernels, tiles)
 
     def linear(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Multiply."""
-        out = self._kernels.linear(x, self._tiles, self._outputs)
+        out = self._kernels.linear(x, self.tiles)
         return out if bias is None else out.add_(bias)
 
     def unpack(self) -> Tensor:
         """Return the fp32 weight."""
-        return self._kernels.unpack_tiles(self._tiles, self._outputs)
+        return self._kernels.unpack_tiles(self.tiles)
 
     @property
     def num_bytes(self) -> int:
         """Those of the tiles, the last of which may be padded."""
-        return self._tiles.nbytes
+        return self.tiles.num_bytes
 
 
 class TiledHalves(TiledPacked):
@@ -233,6 +233,12 @@ class PackedLinear(nn.Linear):
 
     def _load_from_state_dict(self, *_: Any, **__: Any) -> None:
         raise AttributeError(_NO_NEW_WEIGHT)
+
+
+def tiles_of(layer: nn.Linear) -> Tiles | None:
+    """Return the weight of a layer without bias, where kernels of our own have it."""
+    packed = layer.__dict__.get("packed")
+    return packed.tiles if isinstance(packed, TiledPacked) and layer.bias is None else None
 
 
 def can_pack(layer: nn.Module) -> bool:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from looped_spec.layers.mlp import SwiGLU
-from looped_spec.layers.native import BuildError, Kernels, build, serves, use_kernels
+from looped_spec.layers.native import BuildError, Kernels, build, use_kernels
 from looped_spec.layers.native.build import load_library
 from looped_spec.layers.norm import RMSNorm
 from looped_spec.layers.rotary import RotaryAngles, apply_rotary
@@ -100,10 +100,14 @@ def test_the_bits_of_a_row_depend_on_no_other_row_and_no_address(kernels: Kernel
 
 def test_they_serve_float32_on_the_cpu_without_gradients() -> None:
     x = torch.ones(2, 4)
-    assert not serves(x)
+    assert not Kernels.serves(x)
     with torch.no_grad():
-        assert serves(x)
-        assert not serves(x.bfloat16()) and not serves(x.t()) and not serves(x.to("meta"))
+        assert Kernels.serves(x)
+        assert (
+            not Kernels.serves(x.bfloat16())
+            and not Kernels.serves(x.t())
+            and not Kernels.serves(x.to("meta"))
+        )
 
 
 def test_layers_leave_to_torch_what_the_kernels_do_not_take(kernels: Kernels) -> None:

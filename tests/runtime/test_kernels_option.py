@@ -35,8 +35,9 @@ def texts(model: str, **options: object) -> list[list[int]]:
 def test_texts_are_those_of_torch_plain_and_speculative(model: str) -> None:
     plain = texts(model, cpu_linear="plain", num_speculative_tokens=0)
     for speculation in ({"num_speculative_tokens": 0}, {"num_speculative_tokens": 3}):
-        found = texts(model, cpu_linear="plain", cpu_kernels="native", **speculation)
-        assert found == plain
+        for linear in ("plain", "native_bf16", "native_fp32"):
+            found = texts(model, cpu_linear=linear, cpu_kernels="native", **speculation)
+            assert found == plain, (linear, speculation)
 
 
 def test_a_run_has_them_or_torch_as_it_says(caplog: pytest.LogCaptureFixture) -> None:

@@ -55,9 +55,8 @@ class NanbeigeLayer(nn.Module):
         self, x: Tensor, rotary: tuple[Tensor, Tensor], plane: int, ctx: StageContext
     ) -> Tensor:
         """Return [B, T, E] for `x` of that shape."""
-        x = x + self.self_attn(self.input_layernorm(x), rotary, plane, ctx)
-        branch: Tensor = self.mlp(self.post_attention_layernorm(x))
-        return x + branch
+        x = self.self_attn.branch(x, rotary, plane, ctx, self.input_layernorm)
+        return self.mlp.branch(x, self.post_attention_layernorm)
 
 
 class NanbeigeStack(nn.Module):

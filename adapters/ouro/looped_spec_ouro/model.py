@@ -53,9 +53,9 @@ class OuroLayer(nn.Module):
     def forward(
         self, x: Tensor, rotary: tuple[Tensor, Tensor], plane: int, ctx: StageContext
     ) -> Tensor:
-        attended = self.self_attn(self.input_layernorm(x), rotary, plane, ctx)
-        x = self.input_layernorm_2.added(x, attended)
-        return self.post_attention_layernorm_2.added(x, self.mlp(self.post_attention_layernorm(x)))
+        norms = self.input_layernorm, self.input_layernorm_2
+        x = self.self_attn.branch(x, rotary, plane, ctx, *norms)
+        return self.mlp.branch(x, self.post_attention_layernorm, self.post_attention_layernorm_2)
 
 
 class OuroStack(nn.Module):

@@ -6,9 +6,10 @@ from torch import nn
 
 from looped_spec.layers.kernels import LayerKernels, TakesKernels
 from looped_spec.layers.native.build import BuildError
-from looped_spec.layers.native.kernels import Kernels, serves
+from looped_spec.layers.native.kernels import Kernels
+from looped_spec.layers.native.linear import LinearKernels, Tiles
 
-__all__ = ["BuildError", "Kernels", "serves", "use_kernels"]
+__all__ = ["BuildError", "Kernels", "LinearKernels", "Tiles", "use_kernels"]
 
 
 def use_kernels(module: nn.Module, kernels: LayerKernels | None) -> int:

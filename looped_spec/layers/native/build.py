@@ -21,7 +21,7 @@ from looped_spec.settings import c_compiler, cache_folder
 
 logger = logging.getLogger(__name__)
 
-_SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "linear.c"))
+_SOURCES = tuple(Path(__file__).with_name(name) for name in ("kernels.c", "linear.c", "branches.c"))
 _FLAGS = ("-O3", "-fPIC", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=fast")
 _SECONDS = 120
 

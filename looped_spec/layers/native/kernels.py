@@ -9,12 +9,10 @@ import torch
 from torch import Tensor
 
 from looped_spec.layers.native.build import load_library
+from looped_spec.layers.native.linear import LinearKernels
 
-# So many products are worth a second thread.
+# So many products of attention are worth a second thread.
 _PARALLEL = 1 << 18
-# Numbers of a weight are read, which takes longer than a product with one row.
-_PARALLEL_NUMBERS = 1 << 17
-_TILE = 32  # rows of a weight that lie together, as in linear.c
 
 _POINTER, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 _ARGUMENTS: dict[str, list[Any]] = {
@@ -24,21 +22,10 @@ _ARGUMENTS: dict[str, list[Any]] = {
     "rotate": [_POINTER] * 3 + [_INT] * 7,
     "write_pages": [_POINTER] * 5 + [_INT] * 9,
     "attend": [_POINTER] * 6 + [_INT] * 11 + [_DOUBLE, ctypes.c_int],
-    "linear": [_POINTER] * 3 + [_INT] * 3 + [ctypes.c_int] * 2,
-    "pack_tiles": [_POINTER] * 2 + [_INT] * 2 + [ctypes.c_int],
-    "unpack_tiles": [_POINTER] * 2 + [_INT] * 2 + [ctypes.c_int],
 }
-_TELLS = ("attend", "pack_tiles")  # whether it worked
 
 
-def serves(x: Tensor) -> bool:
-    """Tell whether `x` is a tensor that the kernels take."""
-    return (
-        x.dtype is torch.float32 and x.is_cpu and x.is_contiguous() and not torch.is_grad_enabled()
-    )
-
-
-class Kernels:
+class Kernels(LinearKernels):
     """Pieces of a layer for fp32 tensors on the CPU, without gradients.
 
     Each has a plain version that it is tested against: `RMSNorm`, `SwiGLU`, `apply_rotary`,
@@ -51,11 +38,12 @@ class Kernels:
         Raises:
             BuildError: it cannot be compiled here.
         """
+        super().__init__()
         library = load_library()
         for name, arguments in _ARGUMENTS.items():
             function = getattr(library, name)
             function.argtypes = arguments
-            function.restype = ctypes.c_int if name in _TELLS else None
+            function.restype = ctypes.c_int if name == "attend" else None
             setattr(self, f"_{name}", function)
 
     _rms_norm: Any
@@ -64,16 +52,9 @@ class Kernels:
     _rotate: Any
     _write_pages: Any
     _attend: Any
-    _linear: Any
-    _pack_tiles: Any
-    _unpack_tiles: Any
 
     def __deepcopy__(self, _: Any) -> Kernels:
         return self
-
-    def serves(self, x: Tensor) -> bool:
-        """See the function of this name."""
-        return serves(x)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         """Return x / sqrt(mean(x ** 2) + eps) * weight over the last axis; x is contiguous."""
@@ -180,40 +161,4 @@ class Kernels:
         )
         if failed:
             raise MemoryError("no memory for the weights of attention")
-        return out
-
-    def pack_tiles(self, weight: Tensor, *, as_bf16: bool) -> Tensor | None:
-        """Return an fp32 weight ([out, in], contiguous) laid out for `linear`, [tiles, in, words]
-        int32; None if bf16 lacks one of its numbers."""
-        outputs, inputs = weight.shape
-        size = _TILE // 2 if as_bf16 else _TILE
-        tiles = torch.empty(-(-outputs // _TILE), inputs, size, dtype=torch.int32)
-        arguments = tiles.data_ptr(), weight.data_ptr(), inputs, outputs, as_bf16
-        return tiles if self._pack_tiles(*arguments) else None
-
-    def unpack_tiles(self, tiles: Tensor, outputs: int) -> Tensor:
-        """Return the fp32 weight [out, in] that was laid out as `tiles`."""
-        _, inputs, size = tiles.shape
-        weight = torch.empty(outputs, inputs, dtype=torch.float32)
-        is_bf16 = size < _TILE
-        self._unpack_tiles(weight.data_ptr(), tiles.data_ptr(), inputs, outputs, is_bf16)
-        return weight
-
-    def linear(self, x: Tensor, tiles: Tensor, outputs: int) -> Tensor:
-        """Return x @ weight.T [..., out] for x [..., in] fp32 and a weight laid out as `tiles`."""
-        if not x.is_contiguous():
-            x = x.contiguous()
-        count, inputs, size = tiles.shape
-        out = x.new_empty((*x.shape[:-1], outputs))
-        is_worth_threads = count * inputs * _TILE > _PARALLEL_NUMBERS
-        self._linear(
-            out.data_ptr(),
-            x.data_ptr(),
-            tiles.data_ptr(),
-            x.numel() // inputs,
-            inputs,
-            outputs,
-            size < _TILE,
-            torch.get_num_threads() if is_worth_threads else 1,
-        )
         return out
