@@ -1,4 +1,4 @@
-"""Branches of a layer in one call: the bits of their pieces, and nothing where they do not serve."""
+"""Branches of a layer in one call: the bits of their pieces, and where they do not serve."""
 
 from __future__ import annotations
 
