@@ -91,8 +91,9 @@ class AdaptiveController:
     ) -> SpeculationPlan:
         """Return what to run with `batch_size` decoding requests.
 
-        Neither prefilling requests nor padding counts. `context_tokens` is the requests' mean
-        length so far, `new_requests` how many of them had no round before. A batch size beyond the
+        Neither prefilling requests nor padding counts. `context_tokens` is how long the requests
+        are so far: their mean, or the longest where a round costs as if all were as long;
+        `new_requests` how many of them had no round before. A batch size beyond the
         last bucket is treated as that bucket's largest, one below 1 as 1, and a context that is no
         length as 0.
         """

@@ -34,7 +34,7 @@ class Issued(NamedTuple):
         candidate: what runs.
         probe: whether it is a probe.
         batch_size: decoding requests.
-        context_tokens: their mean context.
+        context_tokens: their context, as `AdaptiveController.plan` was told.
     """
 
     bucket: int

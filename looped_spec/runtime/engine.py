@@ -259,11 +259,11 @@ class Engine:
 
     def _plan(self, decode: list[Request], *, known_to_policy: bool = False) -> SpeculationPlan:
         """Ask the policy; it is told of the requests that will decode, and of no others."""
-        tokens = sum([request.num_tokens for request in decode])
+        context = self.runner.backend.context_of([request.num_tokens for request in decode])
         new = 0
         if not known_to_policy:
             new = sum([not request.metrics.num_rounds for request in decode])
-        return self.policy.plan(len(decode), context_tokens=tokens // len(decode), new_requests=new)
+        return self.policy.plan(len(decode), context_tokens=context, new_requests=new)
 
     def _fitting(
         self, candidate: Candidate, decode: list[Request], *, num_unread: int = 0

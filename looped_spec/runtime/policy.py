@@ -14,7 +14,8 @@ class SpeculationPolicy(Protocol):
         self, batch_size: int, *, context_tokens: int = 0, new_requests: int = 0
     ) -> SpeculationPlan:
         """Return what to run with `batch_size` decoding requests, `new_requests` of them for the
-        first time, that have `context_tokens` tokens each on average."""
+        first time. `context_tokens` is the context by which a round of theirs is as dear as it is:
+        their mean, or the longest where attention pads all of them to it."""
         ...
 
     def observe(self, feedback: RoundFeedback) -> None:

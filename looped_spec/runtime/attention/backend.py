@@ -117,6 +117,11 @@ class AttentionBackend(ABC):
         """Whether it makes use of `PagedRows.spans` on this device."""
         return False
 
+    def context_of(self, lengths: Sequence[int]) -> int:
+        """Return the context that stands for those of some requests where rounds are told apart by
+        what they take: their mean, rounded down."""
+        return sum(lengths) // len(lengths)
+
     @classmethod
     @abstractmethod
     def unsupported_reason(cls, needs: AttentionNeeds) -> str | None:

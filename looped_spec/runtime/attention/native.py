@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from looped_spec.layers.native import Kernels
-from looped_spec.runtime.attention.backend import PagedRows
+from looped_spec.runtime.attention.backend import AttentionBackend, PagedRows
 from looped_spec.runtime.attention.sdpa import SdpaBackend
 from looped_spec.runtime.kv_cache import KVPool
 
@@ -44,6 +45,10 @@ class NativeBackend(SdpaBackend):
     def wants_spans(self, device: torch.device) -> bool:
         """No: tables and positions are enough."""
         return False
+
+    def context_of(self, lengths: Sequence[int]) -> int:
+        """Return the mean: no row reads what another one is longer."""
+        return AttentionBackend.context_of(self, lengths)
 
     def prepare(self, positions: Tensor, rows: PagedRows, pool: KVPool) -> Any:
         """Keep tables and positions as they are, where there are few rows."""
