@@ -28,6 +28,12 @@ MAX_ODD_ROUNDS = 4
 KNOWN_ROUNDS = 4
 """Rounds after which a cell's own mean says what it costs."""
 
+REGION_PRIOR = 0.5
+"""Cells of a region whose common part is believed by half: rounds of a batch size and context are
+more often off together (another layout of memory, longer requests among the batch, another clock of
+the device) than candidates are on their own."""
+
+FITS = 2
 MEMORY_ROUNDS = 64
 FAST_GAIN = 0.25
 NOISE_FLOOR = 0.01
@@ -45,13 +51,27 @@ class Cell:
 
     `mean` is the mean log-ratio of measured over expected time over the last `MEMORY_ROUNDS`
     rounds, less what all candidates had in common at the time; `rounds` of them were counted.
+    `region` is the bin of batch sizes and that of contexts.
     `odd_rounds` counts surprises since its last usual round, `odd_sum` is their sum.
+    `has_siblings` tells whether any cell of the same candidate has run.
     """
 
-    __slots__ = ("candidate", "key", "mean", "odd_rounds", "odd_sum", "outliers", "rounds", "told")
+    __slots__ = (
+        "candidate",
+        "has_siblings",
+        "key",
+        "mean",
+        "odd_rounds",
+        "odd_sum",
+        "outliers",
+        "region",
+        "rounds",
+        "told",
+    )
 
-    def __init__(self, key: str, candidate: Candidate) -> None:
+    def __init__(self, key: str, region: tuple[int, int], candidate: Candidate) -> None:
         self.key = key
+        self.region = region
         self.candidate = candidate
         self.mean = 0.0
         self.told = 0.0
@@ -59,16 +79,18 @@ class Cell:
         self.outliers = 0
         self.odd_sum = 0.0
         self.odd_rounds = 0
+        self.has_siblings = False
 
 
 class CostCorrection:
     """Log-ratios of measured over expected time: a factor common to all candidates, one for each
-    depth, and what is left of each cell.
+    depth, one for each candidate, one for each region, and what is left of each cell.
 
     The common factor follows at once what slows every round down (another process, a hot device),
     and cancels out where candidates are compared. A cell that was run says itself what it costs. A
     cell that was not is expected to be off as others of its candidate, of its depth, or else all
-    are, in that order, each with a weight for how many they are.
+    are, in that order, each with a weight for how many they are, and by what the cells of its
+    region are off beside that.
 
     Args:
         deviation: how far a table is off from cell to cell, before anything is seen: the standard
@@ -87,6 +109,7 @@ class CostCorrection:
         self._odd: Cell | None = None
         self._odd_run = 0
         self._group: dict[Any, tuple[float, float]] = {}
+        self._regions: dict[tuple[int, int], float] = {}
         self.version = 0
 
     def cell(self, size: int, context: int, candidate: Candidate) -> Cell:
@@ -94,7 +117,8 @@ class CostCorrection:
         key = f"{size},{context},{candidate.num_speculative_tokens},{candidate.draft_loops}"
         cell = self._cells.get(key)
         if cell is None:
-            cell = self._cells[key] = Cell(key, candidate)
+            cell = self._cells[key] = Cell(key, (size, context), candidate)
+            cell.has_siblings = candidate in self._group
             self._by_candidate.setdefault(candidate, []).append(cell)
         return cell
 
@@ -194,9 +218,12 @@ class CostCorrection:
     def deviation(self, cell: Cell) -> float:
         """Return the standard deviation of what `correction` expects."""
         if not cell.rounds:
-            siblings = self._group.get(cell.candidate)
-            return self._spread * (0.7 if siblings else 1.0)
+            return self._spread * (0.7 if cell.has_siblings else 1.0)
         return self._noise / math.sqrt(cell.rounds) + 0.005
+
+    def most_deviation(self) -> float:
+        """Return the most that `deviation` says of any cell."""
+        return max(self._spread, self._noise + 0.005)
 
     def off_tax(self) -> float:
         """Return by what share plain rounds take longer than expected, relative to rounds with
@@ -216,9 +243,13 @@ class CostCorrection:
 
     def _expected(self, cell: Cell) -> float:
         """Return the log-ratio of a cell that has not run, from those that have."""
+        return self._usual(cell.candidate) + self._regions.get(cell.region, 0.0)
+
+    def _usual(self, candidate: Candidate) -> float:
+        """Return the log-ratio of a candidate where nothing is known of the region."""
         group = self._group
         mean = group.get(None, (0.0, 0.0))[0]
-        for key, prior in ((cell.candidate.draft_loops, 2.0), (cell.candidate, 1.0)):
+        for key, prior in ((candidate.draft_loops, 2.0), (candidate, 1.0)):
             found = group.get(key)
             if found is not None:
                 part = found[1] / (found[1] + prior)
@@ -226,22 +257,29 @@ class CostCorrection:
         return mean
 
     def _regroup(self) -> None:
-        """Compute the means of all cells, of each depth, and of each candidate."""
-        sums: dict[Any, list[float]] = {}
+        """Compute what all cells, each depth, each candidate and each region have in common."""
+        known: dict[Candidate, list[Cell]] = {}
         for candidate, cells in self._by_candidate.items():
-            known = [cell.mean for cell in cells if cell.rounds]
-            if not known:
-                continue
-            mean = math.fsum(known) / len(known)
-            sums[candidate] = [mean * len(known), float(len(known))]
-            for key in (None, candidate.draft_loops):
-                entry = sums.setdefault(key, [0.0, 0.0])
-                entry[0] += mean
-                entry[1] += 1.0
-        self._group = {key: (total / count, count) for key, (total, count) in sums.items()}
+            found = [cell for cell in cells if cell.rounds]
+            for cell in cells:
+                cell.has_siblings = bool(found)
+            if found:
+                known[candidate] = found
+        self._regions = {}
+        self._fit_candidates(known)
+        if len({cell.region for found in known.values() for cell in found}) > 1:
+            # Candidates and regions share out what cells have, so neither can be had at once.
+            for _ in range(FITS):
+                self._fit_regions(known)
+                self._fit_candidates(known)
         if None in self._group:
             mean = self._group[None][0]
-            squares = [(cell.mean - mean) ** 2 for cell in self._cells.values() if cell.rounds]
+            regions = self._regions
+            squares = [
+                (cell.mean - mean - regions.get(cell.region, 0.0)) ** 2
+                for found in known.values()
+                for cell in found
+            ]
             prior = 3.0
             # One mean was fitted, which costs one degree of freedom.
             count = max(0, len(squares) - 1)
@@ -249,6 +287,31 @@ class CostCorrection:
                 (prior * self._deviation**2 + math.fsum(squares)) / (prior + count)
             )
         self.version += 1
+
+    def _fit_candidates(self, known: Mapping[Candidate, list[Cell]]) -> None:
+        """Compute the means of all cells, of each depth, and of each candidate, without what is
+        their regions'."""
+        sums: dict[Any, list[float]] = {}
+        regions = self._regions
+        for candidate, cells in known.items():
+            total = math.fsum([cell.mean - regions.get(cell.region, 0.0) for cell in cells])
+            sums[candidate] = [total, float(len(cells))]
+            for key in (None, candidate.draft_loops):
+                entry = sums.setdefault(key, [0.0, 0.0])
+                entry[0] += total / len(cells)
+                entry[1] += 1.0
+        self._group = {key: (total / count, count) for key, (total, count) in sums.items()}
+
+    def _fit_regions(self, known: Mapping[Candidate, list[Cell]]) -> None:
+        """Compute what the cells of each region have in common beside their candidates."""
+        sums: dict[tuple[int, int], list[float]] = {}
+        for candidate, cells in known.items():
+            usual = self._usual(candidate)
+            for cell in cells:
+                entry = sums.setdefault(cell.region, [0.0, REGION_PRIOR])
+                entry[0] += cell.mean - usual
+                entry[1] += 1.0
+        self._regions = {region: total / count for region, (total, count) in sums.items()}
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was learnt as a JSON document."""

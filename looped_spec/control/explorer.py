@@ -168,11 +168,9 @@ class Explorer:
         depth = burst.arm.depth
         asks_acceptance = depth != current.depth or burst.arm.k > current.k
         if depth != PLAIN_DEPTH and asks_acceptance:
-            arms = [arm for arm in table.arms if arm.depth == depth]
-            if depth == current.depth:
-                arms = [burst.arm]
-            hope = max(map(self._prospects.hopes(table, current), arms))
-            return hope < WORTH * here or burst.issued >= 4 * burst.limit
+            arms = (burst.arm,) if depth == current.depth else table.of_depth[depth]
+            is_hopeful = bool(self._prospects.hopes(table, current, arms, floor=WORTH * here))
+            return not is_hopeful or burst.issued >= 4 * burst.limit
         score = self._prospects.score(table, burst.arm)
         is_behind = score < (1.0 - self._settings.behind) * here and burst.returned >= 4
         return is_behind or burst.issued >= burst.limit
@@ -198,30 +196,24 @@ class Explorer:
         self.burst = Burst(table.bucket, arm, self._rounds(2.0, batch_size), True)
 
     def _most_promising(self, table: ScoreTable, current: Arm) -> int:
-        hope = self._prospects.hopes(table, current, self._settings.jump_logits**2)
-        return max(
-            (arm for arm in table.arms if arm.k), key=lambda arm: (hope(arm), -arm.position)
-        ).depth
+        jump = self._settings.jump_logits**2
+        hopes = self._prospects.hopes(table, current, table.drafts, jump=jump)
+        return max(hopes, key=lambda found: (found[0], -found[1].position))[1].depth
 
     def _look(self, table: ScoreTable, current: Arm, batch_size: int) -> None:
         """Probe the candidate that might be best, if any might and the credit is there."""
         self._grow_doubts(current.depth)
         if self._look_back(table, current, batch_size) or self._look_at_plain(table, current):
             return
-        hope_of = self._prospects.hopes(table, current)
         best, target = WORTH * self._prospects.best_known(table, current), None
-        above = min(
-            (arm.k for arm in table.arms if arm.depth == current.depth and arm.k > current.k),
-            default=0,
-        )
-        for arm in table.arms:
-            if arm is current or (arm.depth == PLAIN_DEPTH and not table.plain_score):
+        above = table.next_k(current)
+        for hope, arm in self._prospects.hopes(table, current, table.arms, floor=best):
+            if arm is current:
                 continue
             if arm.depth == current.depth and arm.k > above:
                 continue  # positions that do not run are looked at one step at a time
             if self._cooling.get((table.bucket, arm.position), (0, 0))[0] > self._round:
                 continue
-            hope = hope_of(arm)
             if hope > best and hope > WORTH * self._prospects.score(table, arm):
                 best, target = hope, arm
         if target is None:
@@ -252,7 +244,7 @@ class Explorer:
         changes = self._acceptance.changes
         if depth in (-1, current.depth) or self._checked == changes or self.shadows.is_available:
             return False
-        arms = [arm for arm in table.arms if arm.depth == depth]
+        arms = table.of_depth.get(depth)
         if not arms:
             return False
         arm = min(arms, key=lambda arm: (table.cost(arm), arm.position))
@@ -283,7 +275,7 @@ class Explorer:
         settings = self._settings
         if self.shadows.is_available:
             return
-        others = {arm.depth for arm in table.arms if arm.k} - {current.depth}
+        others = [depth for depth in table.draft_depths if depth != current.depth]
         if not others:
             return
         depth = min(others, key=lambda depth: (self._seen[depth], depth))
@@ -310,7 +302,7 @@ class Explorer:
 
     def _shadows_on(self, table: ScoreTable, current: Arm) -> tuple[tuple[int, ...], int]:
         """Return the depths to read out beside a round with drafts, and the rounds to the next."""
-        depths = tuple(sorted({arm.depth for arm in table.arms if arm.k} - {current.depth}))
+        depths = tuple(depth for depth in table.draft_depths if depth != current.depth)
         if not depths:
             return (), WAIT_ROUNDS
         cost = self.shadows.cost(len(depths), table.loop_ms / table.cost(current))
@@ -332,7 +324,7 @@ class Explorer:
         if (self.shadows.turn + 1) % ALL_DEPTHS_TURN:
             depths: tuple[int, ...] = (self._most_promising(table, current),)
         else:
-            depths = tuple(sorted({arm.depth for arm in table.arms if arm.k}))
+            depths = table.draft_depths
         cost = self.shadows.cost(len(depths), loop)
         is_urgent = self._urgent > 0 or self._acceptance.is_rising
         is_due = self.shadows.is_due(cost, share)

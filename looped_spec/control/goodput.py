@@ -80,12 +80,13 @@ class GoodputPolicy:
         self, bucket: int, batch_size: int, context_tokens: float, new_requests: int
     ) -> Choice:
         """Return what to run next."""
+        is_elsewhere = False
         if (
             bucket != self._bucket
             or batch_size != self._batch_size
             or not self._context_low <= context_tokens < self._context_high
         ):
-            self._enter(bucket, batch_size, context_tokens)
+            is_elsewhere = self._enter(bucket, batch_size, context_tokens)
         self._round += 1
         if new_requests:
             self._join(batch_size, new_requests)
@@ -94,9 +95,10 @@ class GoodputPolicy:
             self._undecided = 0
             self._decide(self._settings.margin)
         self._idle -= 1
-        if self._idle > 0:
-            return self._incumbent.choice
-        return self._ask(batch_size)
+        if self._idle <= 0 and is_elsewhere:  # The first round is of what seems best.
+            self._asked += 1 - self._idle
+            self._idle = 1
+        return self._incumbent.choice if self._idle > 0 else self._ask(batch_size)
 
     def _ask(self, batch_size: int) -> Choice:
         """Let the explorer say what the round is used for beside."""
@@ -136,8 +138,9 @@ class GoodputPolicy:
             self._idle -= ahead
             self._asked -= ahead
 
-    def _enter(self, bucket: int, batch_size: int, context_tokens: float) -> None:
-        """Move to the table of another batch size, context or bucket."""
+    def _enter(self, bucket: int, batch_size: int, context_tokens: float) -> bool:
+        """Move to the table of another batch size, context or bucket; return whether the bucket or
+        the context is quite another."""
         number = context_bin(context_tokens)
         self._context_low, self._context_high = bin_edges(number)
         is_other_bucket = bucket != self._bucket
@@ -159,6 +162,7 @@ class GoodputPolicy:
         if is_other_bucket or is_other_context:
             self._incumbent.forgive()
             self._restart()
+        return is_other_bucket or is_other_context
 
     def _decide(self, margin: float) -> None:
         """Let another candidate take over if it should, and see to what follows."""

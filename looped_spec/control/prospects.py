@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Iterable
 
 from looped_spec.control.acceptance import AcceptanceModel
 from looped_spec.control.cost_correction import CostCorrection
@@ -34,42 +34,58 @@ class Prospects:
         """Return the score of the current candidate, or of plain decoding if that is higher."""
         return max(self.score(table, current), table.plain_score)
 
-    def hopes(self, table: ScoreTable, current: Arm, jump: float = 0.0) -> Callable[[Arm], float]:
-        """Return a function from a candidate to the score that it may have if that of the current
-        one is as estimated; `jump` is a variance by which all depths may have moved without being
-        seen. It is to be used before anything more is learnt."""
+    def hopes(
+        self,
+        table: ScoreTable,
+        current: Arm,
+        arms: Iterable[Arm],
+        *,
+        jump: float = 0.0,
+        floor: float = 0.0,
+    ) -> list[tuple[float, Arm]]:
+        """Return those of some candidates that may score above `floor` if the current one scores
+        as estimated, each behind the score that it may have; `jump` is a variance by which all
+        depths may have moved without being seen."""
+        optimism, correction = self._optimism, self._correction
+        tokens, inverse = self._acceptance.tokens, table.inverse
+        # Most are out of the question without a look at what is known of their costs. The bound is
+        # a hair low, since rounding may not decide.
+        least = floor / math.exp(optimism * correction.most_deviation()) * (1.0 - 1e-9)
         gains: dict[int, list[float]] = {}
+        found = []
+        for arm in arms:
+            _, depth, k, _, cell = arm
+            if depth == PLAIN_DEPTH:
+                score, gain = table.plain_score, 1.0
+            else:
+                score = tokens[depth][k] * inverse[depth][k]
+                if depth not in gains:
+                    gains[depth] = self._gains_of(arm, current, jump)
+                gain = gains[depth][k]
+            if score * gain > least:
+                hope = score * math.exp(optimism * correction.deviation(cell)) * gain
+                if hope > floor:
+                    found.append((hope, arm))
+        return found
 
-        def hope(arm: Arm) -> float:
-            score = self.score(table, arm) * math.exp(
-                self._optimism * self._correction.deviation(arm.cell)
-            )
-            if not arm.k:
-                return score
-            found = gains.get(arm.depth)
-            if found is None:
-                if arm.depth == current.depth:
-                    found = self._gains_behind(arm.depth, current.k)
-                else:
-                    variance = self.variance(arm, current) + jump
-                    found = self._gains(arm.depth, self._optimism * math.sqrt(variance))
-                gains[arm.depth] = found
-            return score * found[arm.k]
-
-        return hope
+    def _gains_of(self, arm: Arm, current: Arm, jump: float) -> list[float]:
+        """Return, by K, by what E(K) of a candidate's depth may be higher than it looks."""
+        if arm.depth == current.depth:
+            return self._gains_behind(arm.depth, current.k)
+        variance = self.variance(arm, current) + jump
+        return self._gains(arm.depth, self._optimism * math.sqrt(variance))
 
     def best_draft(self, table: ScoreTable, optimism: float) -> tuple[float, Arm]:
         """Return the best score that any candidate with drafts may have, `optimism` standard
         deviations above what its depth's acceptance is estimated at, and the best as estimated."""
-        drafts = [arm for arm in table.arms if arm.k]
         levels = self._acceptance.levels
         levels.settle()
         gains = {
             depth: self._gains(depth, optimism * math.sqrt(levels.variance(depth)))
-            for depth in {arm.depth for arm in drafts}
+            for depth in table.draft_depths
         }
-        hope = max(self.score(table, arm) * gains[arm.depth][arm.k] for arm in drafts)
-        return hope, max(drafts, key=lambda arm: (self.score(table, arm), -arm.position))
+        hope = max(self.score(table, arm) * gains[arm.depth][arm.k] for arm in table.drafts)
+        return hope, max(table.drafts, key=lambda arm: (self.score(table, arm), -arm.position))
 
     def variance(self, arm: Arm, current: Arm) -> float:
         """Return the variance of the log-odds of a candidate's depth, given the current one's."""
@@ -119,5 +135,5 @@ class Prospects:
 
     def cheapest(self, table: ScoreTable, depth: int, current: Arm) -> Arm:
         """Return the candidate of a depth that loses least."""
-        arms = [arm for arm in table.arms if arm.depth == depth]
+        arms = table.of_depth[depth]
         return min(arms, key=lambda arm: (self.loss(table, arm, current), arm.position))

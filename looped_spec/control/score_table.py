@@ -37,6 +37,9 @@ class ScoreTable:
     Attributes:
         bucket: index of the bucket.
         arms: the candidates, by position.
+        drafts: those with drafts.
+        draft_depths: the numbers of their depths, ascending.
+        of_depth: number of a depth -> its candidates, by position.
         inverse: per depth, 1 / T by K, 0 where (K, d) is no candidate.
         plain: the K = 0 arm, None if the bucket has none.
         plain_score: its score, 1 / T; 0 without it.
@@ -59,13 +62,20 @@ class ScoreTable:
         self.bucket = bucket
         self._low, self._high = edges
         self._ms_at = ms_at
-        self._lines: dict[int, tuple[float, float]] = {}
+        self._lows = [math.nan] * len(arms)
+        self._slopes = [0.0] * len(arms)
         self.loop_ms = loop_ms
         self.arms = tuple(arms)
         self._correction = correction
         self._allow_plain = allow_plain
         self.plain = next((arm for arm in arms if arm.depth == PLAIN_DEPTH), None)
-        self.has_drafts = any(arm.k for arm in arms)
+        self.drafts = tuple(arm for arm in arms if arm.k)
+        self.has_drafts = bool(self.drafts)
+        self.draft_depths = tuple(sorted({arm.depth for arm in self.drafts}))
+        self.of_depth = {
+            depth: tuple(arm for arm in self.drafts if arm.depth == depth)
+            for depth in self.draft_depths
+        }
         self.plain_score = 0.0
         self.inverse = [[0.0] * (size + 1) for size in longest]
         self._position = [[-1] * (size + 1) for size in longest]
@@ -102,21 +112,26 @@ class ScoreTable:
         Where time grows with the context, a round at one end of the bin takes another time than
         one at the other; that is no news about the candidate which happened to run there.
         """
-        line = self._lines.get(arm.position)
-        if line is None:
-            at_low, slope = arm.base_ms, 0.0
+        position = arm.position
+        low, slope = self._lows[position], self._slopes[position]
+        if low != low:  # not asked for yet
+            low = arm.base_ms
             if self._low > 0.0:
-                at_low = self._ms_at(arm.position, self._low)
-                slope = self._ms_at(arm.position, self._high) - at_low
-                slope /= self._high - self._low
-            line = self._lines[arm.position] = at_low, slope
-        return line[0] + line[1] * (context_tokens - self._low) if line[1] else line[0]
+                low = self._ms_at(position, self._low)
+                slope = (self._ms_at(position, self._high) - low) / (self._high - self._low)
+            self._lows[position], self._slopes[position] = low, slope
+        return low + slope * (context_tokens - self._low) if slope else low
 
     def cost(self, arm: Arm) -> float:
         """Return T of an arm, in ms, without what slows all down at the moment."""
         if arm.depth == PLAIN_DEPTH:
             return 1.0 / self._plain_inverse
         return 1.0 / self.inverse[arm.depth][arm.k]
+
+    def next_k(self, arm: Arm) -> int:
+        """Return the next longer K at the depth of a candidate, 0 if it is the longest."""
+        longer = [other.k for other in self.of_depth.get(arm.depth, ()) if other.k > arm.k]
+        return min(longer, default=0)
 
     def score(self, position: int, tokens: Sequence[Sequence[float]]) -> float:
         """Return E / T of the candidate at a position; `tokens` is per depth E by K."""

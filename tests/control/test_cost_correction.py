@@ -151,3 +151,38 @@ def test_a_first_round_that_is_cheaper_than_expected_counts_at_once() -> None:
         learnt.learn(cells[DRAFTS[0]], 0.0)
     learnt.learn(cells[DRAFTS[1]], -0.3)
     assert gap(learnt, cells[DRAFTS[1]], cells[DRAFTS[0]]) < -0.15
+
+
+def test_a_region_that_is_off_as_a_whole_is_expected_to_be_off_for_what_did_not_run_there() -> None:
+    """Else whatever was not tried there yet looks cheap beside what was, and is switched to."""
+    learnt, cells = correction()
+    elsewhere = {candidate: learnt.cell(5, 1, candidate) for candidate in [PLAIN, *DRAFTS]}
+    draw = random.Random(2)
+    for _ in range(6):
+        for candidate in DRAFTS[:4]:
+            learnt.learn(cells[candidate], draw.gauss(0, 0.02))
+    for _ in range(6):
+        learnt.learn(elsewhere[DRAFTS[0]], 0.5 + draw.gauss(0, 0.02))
+    tried, untried = elsewhere[DRAFTS[0]], elsewhere[DRAFTS[1]]
+    assert learnt.correction(tried) == pytest.approx(0.5, abs=0.05)
+    assert 0.2 < learnt.correction(untried) - learnt.correction(cells[DRAFTS[1]]) < 0.5
+    learnt.learn(elsewhere[DRAFTS[2]], 0.5)
+    assert learnt.correction(untried) - learnt.correction(cells[DRAFTS[1]]) > 0.3
+
+
+def test_a_candidate_that_is_off_everywhere_makes_no_region_so() -> None:
+    learnt, cells = correction()
+    elsewhere = {candidate: learnt.cell(5, 1, candidate) for candidate in [PLAIN, *DRAFTS]}
+    for candidate in DRAFTS:
+        learnt.learn(cells[candidate], 0.4 if candidate == DRAFTS[0] else 0.0)
+    learnt.learn(elsewhere[DRAFTS[0]], 0.4)
+    assert abs(learnt.correction(elsewhere[DRAFTS[1]])) < 0.15
+
+
+def test_cells_of_a_saved_state_are_no_siblings_of_what_was_known_before() -> None:
+    learnt, cells = correction()
+    fresh = learnt.deviation(cells[DRAFTS[0]])
+    state = learnt.state_dict()
+    learnt.learn(cells[DRAFTS[0]], 0.1)
+    learnt.load_state_dict(state)
+    assert learnt.deviation(learnt.cell(5, 1, DRAFTS[0])) == fresh

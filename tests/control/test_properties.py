@@ -186,6 +186,8 @@ def sizes(value: Any, seen: set[int]) -> int:
     if id(value) in seen or isinstance(value, str | bytes | int | float | type | None):
         return 0
     seen.add(id(value))
+    if type(value).__name__ == "deque" and value.maxlen is not None:
+        return int(value.maxlen)  # it is bounded, whenever it fills
     if isinstance(value, dict):
         return len(value) + sum(sizes(one, seen) for pair in value.items() for one in pair)
     if isinstance(value, list | tuple | set | frozenset) or type(value).__name__ == "deque":
