@@ -9,7 +9,8 @@ examples:
   looped-spec bench load MODEL --workload gsm8k=A.jsonl --workload code=B.jsonl \\
       --profile ramp:1-8-32-8-1 --mixture mixed shifting --json load.json --plot load.png
   looped-spec bench load MODEL --workload text=C.txt --policies never,static:2,1,static:all,goodput
-  looped-spec bench load demo:NAME --workload gsm8k=A.jsonl --input-tokens 48 --output-tokens 64
+  looped-spec bench load demo:NAME --workload gsm8k=A.jsonl --input-tokens 48 --output-tokens 64 \\
+      --interleave 50
 
 docs/evaluation.md says what the numbers mean.
 """
@@ -17,30 +18,21 @@ docs/evaluation.md says what the numbers mean.
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
-import time
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
-from looped_spec.atomic_json import check_target, json_text, write_json
+from looped_spec.atomic_json import check_target, json_text
 from looped_spec.cli import console
-from looped_spec.cli.bench_load_report import report, run_line
+from looped_spec.cli.bench_load_report import report
+from looped_spec.cli.bench_load_run import LoadMeasurement
 from looped_spec.cli.engine_flags import add_engine_flags, engine_options
-from looped_spec.cli.main import EXIT_INTERRUPTED
 from looped_spec.cli.model_loading import load_model, memory_errors
 from looped_spec.cli.read_json import read_json
 from looped_spec.errors import CapacityError, ConfigError, check_int, check_number
 from looped_spec.offline import load_policy
 from looped_spec.offline.load import Profile
 from looped_spec.offline.load_document import (
-    check_same_scenario,
-    check_same_settings,
-    load_document,
     read_load_document,
     settings_of,
 )
@@ -48,7 +40,7 @@ from looped_spec.offline.load_mixture import MEANINGS, MIXED, prompts_for
 from looped_spec.offline.workloads import EVALUATION, GROUPS, named_paths, read_workload
 
 if TYPE_CHECKING:
-    from looped_spec.offline.load_bench import LoadBench, Scenario
+    from looped_spec.offline.load_bench import Scenario
     from looped_spec.offline.load_policy import WaySetter
     from looped_spec.runtime.llm import LLM
 
@@ -105,6 +97,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         ("--repeats", 3, "timed runs of each way, of which the median counts"),
     ):
         add(flag, type=int, default=default, metavar="N", help=f"{text} (default: %(default)s)")
+    add(
+        "--interleave",
+        type=float,
+        metavar="MS",
+        help="run the ways of a repeat beside each other, by turns of MS milliseconds, each with a "
+        "cache of its own, instead of one after the other: a machine that changes its speed then "
+        "does so for all of them alike",
+    )
     add("--temperature", type=float, default=0.0, metavar="X", help="default: %(default)g")
     add(
         "--drain",
@@ -175,8 +175,9 @@ def run(args: argparse.Namespace) -> int:
             input_tokens=args.input_tokens,
             output_tokens=args.output_tokens,
             temperature=args.temperature,
+            interleave_ms=args.interleave,
         )
-        measurement = _Measurement(llm, setter, scenarios, settings, args, target, before)
+        measurement = LoadMeasurement(llm, setter, scenarios, settings, args, target, before)
         code = measurement.run()
     document = measurement.document()
     if args.json == STDOUT:
@@ -198,6 +199,8 @@ def _checked(
     for name in ("input_tokens", "output_tokens", "requests_per_slot", "repeats"):
         check_int(name, getattr(args, name), 1)
     check_number("temperature", args.temperature, 0.0)
+    if args.interleave is not None:
+        check_number("interleave", args.interleave, 1.0)
     options = engine_options(args)
     for name in _NOT_HERE:
         if name in options:
@@ -285,107 +288,3 @@ def _scenarios(
                 prompts = prompts_for(profile, kinds, mixture)
                 found.append(Scenario(group, mixture, profile, tuple(ways), tuple(prompts)))
     return found, provenance
-
-
-class _Measurement:
-    """The scenarios of a call, and what its file holds of them so far."""
-
-    def __init__(
-        self,
-        llm: LLM,
-        setter: WaySetter,
-        scenarios: Sequence[Scenario],
-        settings: Mapping[str, Any],
-        args: argparse.Namespace,
-        target: Path | None,
-        before: Mapping[str, Any] | None,
-    ) -> None:
-        from looped_spec.offline.load_bench import LoadBench
-        from looped_spec.offline.machine import machine
-        from looped_spec.sampling_params import SamplingParams
-
-        params = SamplingParams(
-            max_tokens=args.output_tokens,
-            temperature=args.temperature,
-            ignore_eos=True,
-            seed=llm.options.seed,
-        )
-        self._bench: LoadBench = LoadBench(llm, setter, params, args.repeats)
-        self._scenarios, self._settings, self._target = scenarios, settings, target
-        self._sessions: list[dict[str, Any]] = []
-        if before is not None:
-            check_same_settings(before["settings"], settings, str(target))
-            for scenario in scenarios:
-                for one in before["scenarios"]:
-                    if scenario.key == tuple(
-                        one[key] for key in ("group", "mixture", "profile", "drains")
-                    ):
-                        check_same_scenario(one, scenario.header(), str(target))
-            self._bench.resume(before["scenarios"])
-            self._sessions = list(before["sessions"])
-        self._started = time.perf_counter()
-        self._session: dict[str, Any] = {
-            "command": _command(args),
-            "started": datetime.now(UTC).isoformat(timespec="seconds"),
-            "seconds": 0.0,
-            "repeats": args.repeats,
-            "machine": machine(llm),
-        }
-
-    def run(self) -> int:
-        """Measure everything that is missing; return the exit code, which tells of Ctrl-C."""
-        todo = [self._bench.missing(scenario) for scenario in self._scenarios]
-        tokens = [sum(map(len, s.prompts)) for s in self._scenarios]  # only to weigh the loads
-        total = sum(n * len(runs) for n, runs in zip(tokens, todo, strict=True))
-        num_runs, done = sum(map(len, todo)), 0
-        with tqdm(
-            total=total,
-            unit_scale=True,
-            leave=False,
-            disable=not console.is_terminal(sys.stderr),
-            bar_format="{percentage:3.0f}%|{bar}| {elapsed}, {remaining} left {desc}",
-        ) as bar:
-            try:
-                for scenario, weight in zip(self._scenarios, tokens, strict=True):
-
-                    def on_run(
-                        way: load_policy.Way,
-                        record: Mapping[str, Any],
-                        scenario: Scenario = scenario,
-                        weight: int = weight,
-                    ) -> None:
-                        nonlocal done
-                        done += 1
-                        self._save()
-                        bar.update(weight)
-                        bar.set_description_str(run_line(scenario.key, way.name, record))
-
-                    self._bench.measure(scenario, on_run)
-            except KeyboardInterrupt:
-                where = f"; {self._target} has them, --resume goes on" if self._target else ""
-                bar.close()
-                console.note(f"interrupted after {done} of {num_runs} runs{where}")
-                return EXIT_INTERRUPTED
-        if not num_runs:
-            console.note(f"'{self._target}' has all runs already: none was made")
-        return 0
-
-    def document(self) -> dict[str, Any]:
-        """Return what is known now, that of earlier calls included."""
-        self._session["seconds"] = round(time.perf_counter() - self._started, 1)
-        return load_document(
-            self._settings, [*self._sessions, self._session], self._bench.document()
-        )
-
-    def _save(self) -> None:
-        if self._target is not None:
-            write_json(self._target, self.document())
-
-
-def _command(args: argparse.Namespace) -> str:
-    """Return the command without folders: of a path only its last part."""
-    words = []
-    for word in sys.argv[1:]:
-        head, equals, path = word.rpartition("=")
-        words.append(head + equals + (path if path.startswith("demo:") else Path(path).name))
-    return shlex.join(["looped-spec", *words])

@@ -1,19 +1,24 @@
 """Measures scenarios: a load, a mixture of texts, and all ways of decoding, run in turn.
 
-Every run that ended is kept at once by `LoadBench.document`, so that an interruption loses at most
-the run in the middle, and a later call goes on where this one stopped.
+Ways run one after the other, or beside each other by turns. Every run that ended is kept at once by
+`LoadBench.document`, so that an interruption loses at most the run in the middle (by turns, the
+repeat), and a later call goes on where this one stopped.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from looped_spec.control.controller import AdaptiveController
+from looped_spec.errors import UnsupportedError
 from looped_spec.offline.load import Phase, Profile
+from looped_spec.offline.load_lanes import drive_together
 from looped_spec.offline.load_policy import NEVER, Way, WaySetter
 from looped_spec.offline.load_record import request_hash, run_record, timeline
 from looped_spec.offline.load_run import Clock, LoadRun, drive
@@ -21,7 +26,9 @@ from looped_spec.offline.load_summary import headroom, summarize, verdicts
 from looped_spec.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
+    from looped_spec.runtime.engine import Engine
     from looped_spec.runtime.llm import LLM
+    from looped_spec.runtime.policy import SpeculationPolicy
 
 SCHEMA_VERSION = 1
 WARM_UP_TOKENS = 8
@@ -65,7 +72,12 @@ class LoadBench:
         setter: sets it to one way after the other.
         params: of every request; the seed of request n is theirs plus n.
         repeats: timed runs of each way in each scenario.
+        turn_seconds: if given, the ways of a repeat run beside each other, by turns of this length,
+            each on an engine with a cache of its own.
         clock: seconds.
+
+    Raises:
+        UnsupportedError: turns are asked for where a round may be in the air between two steps.
     """
 
     def __init__(
@@ -75,10 +87,16 @@ class LoadBench:
         params: SamplingParams,
         repeats: int,
         *,
+        turn_seconds: float | None = None,
         clock: Clock | None = None,
     ) -> None:
+        if turn_seconds is not None and llm.engine.async_scheduling:
+            raise UnsupportedError(
+                "interleave needs rounds that end with their step: turn async_scheduling off"
+            )
         self._llm, self._setter, self._params = llm, setter, params
-        self._repeats = repeats
+        self._repeats, self._turn_seconds = repeats, turn_seconds
+        self._engines: dict[str, Engine] = {}
         self._options: dict[str, Any] = {} if clock is None else {"clock": clock}
         self._measured: dict[tuple[str, str, str, bool], dict[str, Any]] = {}
 
@@ -114,16 +132,16 @@ class LoadBench:
             scenario.key, scenario.header() | {"plain": None, "runs": {}, "timelines": {}}
         )
         todo = self.missing(scenario)
-        before = self._llm.policy
+        before, engine = self._llm.policy, self._llm.engine
         try:
             if todo:
                 waiting = {way for _, way in todo}
                 self._warm_up(scenario, [way for way in scenario.ways if way in waiting])
-            for repeat, way in todo:
-                record = self._run(scenario, way, repeat, entry)
-                on_run(way, record)
+            for repeat, group in groupby(todo, itemgetter(0)):
+                for way, run, switches in self._runs(scenario, [way for _, way in group]):
+                    on_run(way, self._keep(way, run, switches, repeat, entry))
         finally:
-            self._llm.policy = before
+            self._llm.engine, self._llm.policy = engine, before
         return self._summarized(entry)
 
     def document(self) -> list[dict[str, Any]]:
@@ -138,20 +156,42 @@ class LoadBench:
         sizes = sorted({phase.concurrency for phase in scenario.profile.phases}, reverse=True)
         brief = Profile("warm-up", "ramp", tuple(Phase(size, size) for size in sizes), True)
         for way in ways:
-            self._setter.use(way)
+            self._use(way)
             drive(self._llm.engine, brief, scenario.prompts, short)
         self._setter.forget()
 
-    def _run(
-        self, scenario: Scenario, way: Way, repeat: int, entry: dict[str, Any]
-    ) -> dict[str, Any]:
+    def _use(self, way: Way) -> None:
+        """Set the LLM to a way; by turns, on the engine that is that way's own."""
+        if self._turn_seconds is not None:
+            if way.name not in self._engines:
+                self._engines[way.name] = self._llm.another_engine()
+            self._llm.engine = self._engines[way.name]
         self._setter.use(way)
-        switches = _num_switches(self._llm)
+
+    def _runs(self, scenario: Scenario, ways: Sequence[Way]) -> Iterator[tuple[Way, LoadRun, int]]:
+        """Run some ways once each; yield each with what was measured, and how often what chooses
+        (K, d) changed its mind."""
+        load = scenario.profile, scenario.prompts, self._params
+        if self._turn_seconds is None:
+            for way in ways:
+                self._use(way)
+                before = _num_switches(self._llm.policy)
+                gc.collect()
+                run = drive(self._llm.engine, *load, **self._options)
+                yield way, run, _num_switches(self._llm.policy) - before
+            return
+        for way in ways:
+            self._use(way)
+        engines = [self._engines[way.name] for way in ways]
+        counts = [_num_switches(engine.policy) for engine in engines]
         gc.collect()
-        run: LoadRun = drive(
-            self._llm.engine, scenario.profile, scenario.prompts, self._params, **self._options
-        )
-        switches = _num_switches(self._llm) - switches
+        runs = drive_together(engines, *load, self._turn_seconds, **self._options)
+        for way, engine, run, before in zip(ways, engines, runs, counts, strict=True):
+            yield way, run, _num_switches(engine.policy) - before
+
+    def _keep(
+        self, way: Way, run: LoadRun, switches: int, repeat: int, entry: dict[str, Any]
+    ) -> dict[str, Any]:
         if entry["plain"] is None:
             assert way.name == NEVER  # it is the first of the first repeat
             entry["plain"] = [request_hash(ids) for ids in run.token_ids]
@@ -169,7 +209,6 @@ class LoadBench:
         }
 
 
-def _num_switches(llm: LLM) -> int:
+def _num_switches(policy: SpeculationPolicy) -> int:
     """Return how often what chooses (K, d) has changed its mind, probes excluded."""
-    policy = llm.policy
     return policy.stats().num_switches if isinstance(policy, AdaptiveController) else 0

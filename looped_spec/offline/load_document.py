@@ -29,11 +29,12 @@ def settings_of(
     input_tokens: int,
     output_tokens: int,
     temperature: float,
+    interleave_ms: float | None,
 ) -> dict[str, Any]:
     """Return everything that two runs must have in common to be compared.
 
-    `config` is what adaptive ways choose from, `workloads` the provenance of each text by name. No
-    folder is in it.
+    `config` is what adaptive ways choose from, `workloads` the provenance of each text by name,
+    `interleave_ms` the length of the turns of ways that run beside each other. No folder is in it.
     """
     opts, loaded = llm.options, llm.loaded
     return {
@@ -49,6 +50,7 @@ def settings_of(
         "input_tokens": input_tokens,
         "output_tokens": output_tokens,
         "temperature": temperature,
+        "interleave_ms": interleave_ms,
         "seed": opts.seed,
         "preset": _preset(llm.preset),
         "configuration": None if config is None else _hash(config.to_json()),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -119,6 +119,23 @@ def drive(
 
     What is unfinished is dropped from the engine if anything fails, Ctrl-C included.
     """
+    *_, run = paced(engine, profile, prompts, params, clock=clock)
+    assert run is not None  # it is the last
+    return run
+
+
+def paced(
+    engine: Engine,
+    profile: Profile,
+    prompts: Sequence[Sequence[int]],
+    params: SamplingParams,
+    *,
+    clock: Clock,
+) -> Generator[LoadRun | None]:
+    """Run a load like `drive`, yielding None after each step, and at the end what was measured.
+
+    Closing it before drops what is unfinished.
+    """
     run = _Run(engine, clock)
     try:
         for phase in profile.phases:
@@ -131,12 +148,14 @@ def drive(
                     run.add(prompts[number], seeded)
                     left -= 1
                 run.step()
+                yield None
         while run.running:
             run.step()
+            yield None
     except BaseException:
         engine.drop([request for request in run.requests if request.finish_reason is None])
         raise
-    return run.result()
+    yield run.result()
 
 
 class _Run:

@@ -31,6 +31,7 @@ from looped_spec.runtime.assembly import engine_stats, make_engine
 from looped_spec.runtime.attention import AttentionChoice, AttentionNeeds, choose_attention
 from looped_spec.runtime.checked_prompts import CheckedPrompt, check_prompts, no_tokenizer
 from looped_spec.runtime.cost_estimate import with_estimated_cost
+from looped_spec.runtime.engine import Engine
 from looped_spec.runtime.fused import choose_fused
 from looped_spec.runtime.graphs import linear_layout, padded_sizes, reachable_shapes
 from looped_spec.runtime.identity import run_identity
@@ -135,7 +136,8 @@ class LLM:
                 }
             )
         )
-        self.engine = make_engine(opts, self.loaded, plan, attention, self.stop_token_ids)
+        self._plan, self._attention = plan, attention
+        self.engine = self.another_engine()
         self.max_model_len = self.engine.max_model_len
         self._use(plan.speculation)
 
@@ -245,6 +247,13 @@ class LLM:
     def _refuse_with_early_exit(self) -> None:
         if self.options.early_exit:
             raise UnsupportedError("early exit cannot be combined with speculation")
+
+    def another_engine(self) -> Engine:
+        """Return a new engine over the same weights, which decodes plainly and has a cache of its
+        own, as large as the options say."""
+        return make_engine(
+            self.options, self.loaded, self._plan, self._attention, self.stop_token_ids
+        )
 
     def get_tokenizer(self) -> Tokenizer:
         """Return the model's tokenizer; raise `ConfigError` if the model folder has none."""

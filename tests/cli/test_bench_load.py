@@ -80,6 +80,45 @@ def test_every_way_is_timed_and_has_the_text_of_plain_decoding(
     assert str(tmp_path) not in out.read_text()
 
 
+def test_ways_can_run_beside_each_other_by_turns(bench: Bench, tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    flags = ["--profile", "ramp:1-3-1", "--policies", "never,static:2,1,ema:warm,goodput"]
+    done = bench(*flags, "--interleave", 2, "--json", out)
+    assert (done.code, done.err) == (0, "")
+    document = result(out)
+    assert document["settings"]["interleave_ms"] == 2
+    (scenario,) = document["scenarios"]
+    for row in scenario["results"]:
+        assert row["identical_requests"] == row["requests"] == 10
+        assert row["repeats"] == 2
+    assert scenario["runs"]["never"]["0"]["off_share"] == 1.0
+    assert scenario["runs"]["static:2,1"]["0"]["off_share"] == 0.0
+    refused = bench(*flags, "--json", out, "--resume")
+    assert refused.code == 2 and "its interleave_ms is 2.0, this call's is null" in refused.err
+
+
+def test_ctrl_c_between_turns_loses_the_repeat_and_resume_adds_it(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, made = tmp_path / "out.json", []
+    together = load_bench.drive_together
+
+    def limited(*args: Any, **options: Any) -> Any:
+        made.append(1)
+        if len(made) > 1:
+            raise KeyboardInterrupt
+        return together(*args, **options)
+
+    flags = ["--profile", "fixed:2", "--policies", "never,static:1,1", "--interleave", 5]
+    with monkeypatch.context() as patch:
+        patch.setattr(load_bench, "drive_together", limited)
+        done = bench(*flags, "--json", out)
+    assert done.code == 130 and "interrupted after 2 of 4 runs" in done.err
+    assert bench(*flags, "--json", out, "--resume").code == 0
+    (scenario,) = result(out)["scenarios"]
+    assert all(list(runs) == ["0", "1"] for runs in scenario["runs"].values())
+
+
 def test_all_static_candidates_of_the_configuration_can_be_named(
     bench: Bench, tmp_path: Path
 ) -> None:
@@ -196,6 +235,8 @@ def test_a_file_that_was_measured_with_something_else_is_not_gone_on_with(
         (["--input-tokens", 90], "at most max_model_len = 96, got 90 + 8 = 98"),
         (["--input-tokens", 0], "input_tokens must be at least 1, got 0"),
         (["--repeats", 0], "repeats must be at least 1, got 0"),
+        (["--interleave", 0.5], "interleave must be a finite number of at least 1, got 0.5"),
+        (["--interleave", 5, "--async-scheduling"], "interleave needs rounds that end with their"),
         (["--temperature", -1], "temperature must be a finite number of at least 0"),
         (["--workload", "cats=other.jsonl"], "--workload cats is given twice"),
         (["--workload", "birds=missing.jsonl"], "cannot read missing.jsonl: No such file"),
