@@ -6,13 +6,14 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
 from looped_spec_ouro.adapter import OuroAdapter
 from torch import Tensor
 
-from looped_spec.adapter import LoopState, ModelAdapter
+from looped_spec.adapter import ModelAdapter
 from looped_spec.runtime.attention import (
     AttentionBackend,
     PagedContext,
@@ -124,22 +125,22 @@ class Stages:
 
     @torch.inference_mode()
     def times(self, batch_size: int, rows: int, repeats: int) -> StageTimes:
-        """Time each stage for `batch_size` requests of `rows` rows each, the loops in turn."""
+        """Time each stage for `batch_size` requests of `rows` rows each, one behind the other as
+        in a round: each finds in the caches what the others left there."""
         ctx, tokens = self._inputs(batch_size, rows)
-        state = self._adapter.prelude(tokens, ctx)
-
-        def loops() -> LoopState:
-            passed = state
+        found: list[StageTimes] = []
+        for _ in range(repeats + 1):
+            ends = [time.perf_counter()]
+            state = self._adapter.prelude(tokens, ctx)
+            ends.append(time.perf_counter())
             for index in range(self._loops):
-                passed = self._adapter.loop(passed, index, ctx)
-            return passed
-
-        loops()
-        return StageTimes(
-            statistics.median(timed(lambda: self._adapter.prelude(tokens, ctx), repeats)),
-            statistics.median(timed(loops, repeats)) / self._loops,
-            statistics.median(timed(lambda: self._adapter.readout(state, ctx), repeats)),
-        )
+                state = self._adapter.loop(state, index, ctx)
+            ends.append(time.perf_counter())
+            self._adapter.readout(state, ctx)
+            ends.append(time.perf_counter())
+            prelude, loops, readout = (b - a for a, b in pairwise(ends))
+            found.append(StageTimes(prelude, loops / self._loops, readout))
+        return StageTimes.median(found[1:])  # the first computes what rows share
 
     def _inputs(self, batch_size: int, rows: int) -> tuple[PagedContext, Tensor]:
         tables = 1 + torch.arange(batch_size * self._width).view(batch_size, -1)
