@@ -43,8 +43,8 @@ class RMSNorm(nn.Module, TakesKernels):
 
     @property
     def parts(self) -> tuple[Tensor, float]:
-        """Weight and epsilon."""
-        return self.weight, self.eps
+        """Weight, without a gradient, and epsilon."""
+        return self.weight.detach(), self.eps
 
     def _few_operations(self, x: Tensor) -> Tensor:
         """Return the same with half as many operations as torch has for it on the CPU, where a

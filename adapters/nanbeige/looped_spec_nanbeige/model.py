@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from looped_spec.adapter import StageContext
 from looped_spec.layers.attention import RotaryAttention
+from looped_spec.layers.decoder import DecoderLayer, DecoderParts
 from looped_spec.layers.mlp import SwiGLU
 from looped_spec.layers.norm import RMSNorm
 from looped_spec.layers.rotary import RotaryAngles
@@ -38,7 +39,7 @@ class NanbeigeConfig:
     max_position_embeddings: int
 
 
-class NanbeigeLayer(nn.Module):
+class NanbeigeLayer(DecoderLayer):
     """x + attn(n1 x), then x + mlp(n2 x): a norm before each branch only."""
 
     def __init__(self, config: NanbeigeConfig) -> None:
@@ -51,12 +52,14 @@ class NanbeigeLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(size, eps)
         self.mlp = SwiGLU(size, config.intermediate_size)
 
-    def forward(
-        self, x: Tensor, rotary: tuple[Tensor, Tensor], plane: int, ctx: StageContext
-    ) -> Tensor:
-        """Return [B, T, E] for `x` of that shape."""
-        x = self.self_attn.branch(x, rotary, plane, ctx, self.input_layernorm)
-        return self.mlp.branch(x, self.post_attention_layernorm)
+    def parts(self) -> DecoderParts:
+        """Return the parts; no norm stands behind a branch."""
+        return DecoderParts(
+            self.self_attn,
+            self.mlp,
+            before_attention=self.input_layernorm,
+            before_mlp=self.post_attention_layernorm,
+        )
 
 
 class NanbeigeStack(nn.Module):

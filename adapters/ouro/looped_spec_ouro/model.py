@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from looped_spec.adapter import StageContext
 from looped_spec.layers.attention import RotaryAttention
+from looped_spec.layers.decoder import DecoderLayer, DecoderParts
 from looped_spec.layers.mlp import SwiGLU
 from looped_spec.layers.norm import RMSNorm
 from looped_spec.layers.rotary import RotaryAngles
@@ -35,7 +36,7 @@ class OuroConfig:
     max_position_embeddings: int
 
 
-class OuroLayer(nn.Module):
+class OuroLayer(DecoderLayer):
     """x + n2(attn(n1 x)), then x + n4(mlp(n3 x)): a norm before and after each branch."""
 
     def __init__(self, config: OuroConfig) -> None:
@@ -50,12 +51,16 @@ class OuroLayer(nn.Module):
         self.mlp = SwiGLU(size, config.intermediate_size)
         self.post_attention_layernorm_2 = RMSNorm(size, eps)
 
-    def forward(
-        self, x: Tensor, rotary: tuple[Tensor, Tensor], plane: int, ctx: StageContext
-    ) -> Tensor:
-        norms = self.input_layernorm, self.input_layernorm_2
-        x = self.self_attn.branch(x, rotary, plane, ctx, *norms)
-        return self.mlp.branch(x, self.post_attention_layernorm, self.post_attention_layernorm_2)
+    def parts(self) -> DecoderParts:
+        """Return the parts, all four norms among them."""
+        return DecoderParts(
+            self.self_attn,
+            self.mlp,
+            before_attention=self.input_layernorm,
+            after_attention=self.input_layernorm_2,
+            before_mlp=self.post_attention_layernorm,
+            after_mlp=self.post_attention_layernorm_2,
+        )
 
 
 class OuroStack(nn.Module):

@@ -7,9 +7,18 @@ from torch import nn
 from looped_spec.layers.kernels import LayerKernels, TakesKernels
 from looped_spec.layers.native.build import BuildError
 from looped_spec.layers.native.kernels import Kernels
+from looped_spec.layers.native.layer import NativeLayer, NativeRows
 from looped_spec.layers.native.linear import LinearKernels, Tiles
 
-__all__ = ["BuildError", "Kernels", "LinearKernels", "Tiles", "use_kernels"]
+__all__ = [
+    "BuildError",
+    "Kernels",
+    "LinearKernels",
+    "NativeLayer",
+    "NativeRows",
+    "Tiles",
+    "use_kernels",
+]
 
 
 def use_kernels(module: nn.Module, kernels: LayerKernels | None) -> int:

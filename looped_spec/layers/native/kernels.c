@@ -149,9 +149,13 @@ static void attend_head(float *restrict out, const float *restrict q, const floa
         out[d] *= inverse;
 }
 
+/* So many products of attention are worth a second thread. */
+#define PARALLEL (1 << 18)
+
 /* Rows of requests over the pages of their own request; row t of a request stands t behind its
  * first position. out is [batch, length, heads, head_dim]. Positions behind the table's last block
- * see that whole. Returns 1 if there was no memory for the weights. */
+ * see that whole. Up to so many threads take part. Returns 1 if there was no memory for the
+ * weights. */
 int attend(float *out, const float *q, const float *k_pages, const float *v_pages,
            const int64_t *tables, const int64_t *positions, int64_t batch, int64_t length,
            int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t block_size, int64_t width,
@@ -161,7 +165,7 @@ int attend(float *out, const float *q, const float *k_pages, const float *v_page
     const int64_t keys = width * block_size, tasks = batch * length * heads;
     int failed = 0;
     (void)threads;
-#pragma omp parallel num_threads(threads) if (threads > 1)
+#pragma omp parallel num_threads(threads) if (threads > 1 && tasks * head_dim * keys > PARALLEL)
     {
         float *weights = malloc((size_t)(keys > 0 ? keys : 1) * sizeof(float));
 #pragma omp for schedule(static)

@@ -11,9 +11,6 @@ from torch import Tensor
 from looped_spec.layers.native.build import load_library
 from looped_spec.layers.native.linear import LinearKernels
 
-# So many products of attention are worth a second thread.
-_PARALLEL = 1 << 18
-
 _POINTER, _INT, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double
 _ARGUMENTS: dict[str, list[Any]] = {
     "rms_norm": [_POINTER] * 3 + [_INT] * 2 + [_DOUBLE],
@@ -138,7 +135,6 @@ class Kernels(LinearKernels):
         block_size, kv_heads = k_pages.shape[1:3]
         width = tables.shape[1]
         out = torch.empty(q.shape, dtype=q.dtype)
-        products = batch * length * heads * head_dim * width * block_size
         failed = self._attend(
             out.data_ptr(),
             q.data_ptr(),
@@ -157,7 +153,7 @@ class Kernels(LinearKernels):
             tables.stride(0),
             positions.stride(0),
             scale,
-            torch.get_num_threads() if products > _PARALLEL else 1,
+            torch.get_num_threads(),
         )
         if failed:
             raise MemoryError("no memory for the weights of attention")

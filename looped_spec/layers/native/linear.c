@@ -85,13 +85,18 @@ multiply_rows(float *out, const float *x, const char *tile, int64_t rows, int64_
         }
 }
 
-/* out = x times the weight, for x of rows x inputs and out of rows x outputs. */
+/* Reading a weight of so many numbers is worth a second thread. */
+#define PARALLEL (1 << 17)
+
+/* out = x times the weight, for x of rows x inputs and out of rows x outputs, by up to so many
+ * threads. */
 void linear(float *out, const float *x, const char *tiles, int64_t rows, int64_t inputs,
             int64_t outputs, int is_bf16, int threads)
 {
     const int64_t count = (outputs + TILE - 1) / TILE;
     (void)threads;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
+#pragma omp parallel for schedule(static) num_threads(threads)                                     \
+    if (threads > 1 && inputs * outputs > PARALLEL)
     for (int64_t t = 0; t < count; t++) {
         const int64_t left = outputs - t * TILE, width = left < TILE ? left : TILE;
         if (is_bf16)

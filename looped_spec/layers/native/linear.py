@@ -10,9 +10,6 @@ from torch import Tensor
 
 from looped_spec.layers.native.build import load_library
 
-# Numbers of a weight are read, which takes longer than a product with one row: so many are worth
-# a second thread.
-_PARALLEL = 1 << 17
 _TILE = 32  # rows of a weight that lie together, as in linear.c
 
 _POINTER, _INT, _FLAG, _DOUBLE = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_double
@@ -33,17 +30,16 @@ Norm = tuple[Tensor, float]
 class Tiles:
     """An fp32 weight [outputs, inputs] as `linear` reads it."""
 
-    __slots__ = ("inputs", "is_bf16", "num_bytes", "outputs", "pointer", "threads_pay", "words")
+    __slots__ = ("inputs", "is_bf16", "num_bytes", "outputs", "pointer", "words")
 
     def __init__(self, words: Tensor, outputs: int) -> None:
         """Take what `pack_tiles` has filled: [tiles, in, words] int32."""
-        count, self.inputs, size = words.shape
+        _, self.inputs, size = words.shape
         self.words = words  # keeps the memory
         self.outputs = outputs
         self.is_bf16 = size < _TILE
         self.num_bytes = words.nbytes
         self.pointer = words.data_ptr()
-        self.threads_pay = count * self.inputs * _TILE > _PARALLEL
 
 
 class LinearKernels:
@@ -108,7 +104,7 @@ class LinearKernels:
             tiles.inputs,
             tiles.outputs,
             tiles.is_bf16,
-            _threads(tiles),
+            torch.get_num_threads(),
         )
         return out
 
@@ -127,9 +123,9 @@ class LinearKernels:
             tiles.outputs,
             tiles.is_bf16,
             eps,
-            _threads(tiles),
+            torch.get_num_threads(),
         )
-        _check(failed)
+        check_memory(failed)
         return out
 
     def open_attention(
@@ -159,9 +155,9 @@ class LinearKernels:
             *cos.stride()[:2],
             tiles.is_bf16,
             eps,
-            _threads(tiles),
+            torch.get_num_threads(),
         )
-        _check(failed)
+        check_memory(failed)
         return out
 
     def gated_branch(
@@ -184,16 +180,13 @@ class LinearKernels:
             down.is_bf16,
             before[1],
             eps,
-            _threads(gate_up),
+            torch.get_num_threads(),
         )
-        _check(failed)
+        check_memory(failed)
         return out
 
 
-def _threads(tiles: Tiles) -> int:
-    return torch.get_num_threads() if tiles.threads_pay else 1
-
-
-def _check(failed: int) -> None:
+def check_memory(failed: int) -> None:
+    """Raise `MemoryError` if a kernel says that there was none."""
     if failed:
         raise MemoryError("no memory for the rows of a layer")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from looped_spec.adapter import KVPlane
+from looped_spec.layers.native import NativeRows
 from looped_spec.options import EngineOptions
 from looped_spec.runtime.kv_cache import KVPool
 
@@ -116,6 +117,11 @@ class AttentionBackend(ABC):
     def wants_spans(self, device: torch.device) -> bool:
         """Whether it makes use of `PagedRows.spans` on this device."""
         return False
+
+    def native_rows(self, prepared: Any, slots: Tensor, pool: KVPool) -> NativeRows | None:
+        """Return prepared rows, which write to `slots` ([B, T] int64), for layers in one call of
+        our own kernels; None where it does not attend with these."""
+        return None
 
     def context_of(self, lengths: Sequence[int]) -> int:
         """Return the context that stands for those of some requests where rounds are told apart by

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from looped_spec.adapter import PerRow
+from looped_spec.layers.native import NativeRows
 from looped_spec.runtime.attention.backend import AttentionBackend, PagedRows
 from looped_spec.runtime.kv_cache import TRASH_BLOCK, KVPool
 
@@ -36,6 +37,7 @@ class PagedContext:
         self._prepared = backend.prepare(positions, rows, pool)
         self._slots = _slots(positions, rows, pool.block_size)
         self._per_row: dict[str, tuple[Tensor, ...]] = {}
+        self._native_rows: NativeRows | None = None
         self._whole: PagedContext | None = None
         self._narrow: Callable[[Tensor], Tensor] = _all_rows
 
@@ -75,7 +77,7 @@ class PagedContext:
         """Return a context of some rows; `narrow` takes their part of any tensor [B, T, ...]."""
         part = copy.copy(self)
         part.positions, part._slots = narrow(self.positions), narrow(self._slots)
-        part._per_row = {}
+        part._per_row, part._native_rows = {}, None
         part._whole, part._narrow = self, narrow
         return part
 
@@ -85,6 +87,17 @@ class PagedContext:
         """Write k, v into `plane` and attend over it; see `StageContext.attend`."""
         self._backend.write(self._pool, plane, self._slots, k, v)
         return self._backend.attend(q, *self._pool.planes[plane], self._prepared, scale)
+
+    def native_pages(self, plane: int) -> tuple[NativeRows, Tensor, Tensor] | None:
+        """Return these rows and the pages of `plane` for a layer in one call, None where the
+        backend attends otherwise; see `NativeLayer`."""
+        rows = self._native_rows
+        if rows is None:
+            rows = self._backend.native_rows(self._prepared, self._slots, self._pool)
+            if rows is None:
+                return None
+            self._native_rows = rows
+        return rows, *self._pool.planes[plane]
 
     def logit_rows(self, hidden: Tensor) -> Tensor:
         """Keep the last row of each prompt in prefill, all rows otherwise."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from looped_spec.layers.native import Kernels
+from looped_spec.layers.native import Kernels, NativeRows
 from looped_spec.runtime.attention.backend import AttentionBackend, PagedRows
 from looped_spec.runtime.attention.sdpa import SdpaBackend
 from looped_spec.runtime.kv_cache import KVPool
@@ -67,6 +67,12 @@ class NativeBackend(SdpaBackend):
         if not isinstance(prepared, TableRows):
             return super().select(prepared, requests)
         return TableRows(prepared.tables[requests], prepared.positions[requests])
+
+    def native_rows(self, prepared: Any, slots: Tensor, pool: KVPool) -> NativeRows | None:
+        """Return few rows of fp32."""
+        if not isinstance(prepared, TableRows) or pool.dtype is not torch.float32:
+            return None
+        return NativeRows(slots, prepared.tables, prepared.positions, pool.block_size)
 
     def write(self, pool: KVPool, plane: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Copy rows that are contiguous each; see `AttentionBackend.write`."""
