@@ -39,9 +39,9 @@ _PREFERRED = tuple(dict.fromkeys((HalfPacked.name, TiledHalves.name, *CPU_LINEAR
 _ROWS = (1, 4, 8, 32)
 # A way must save this share of the time of those before it, so that noise seldom decides.
 _GAIN = 0.1
-# Repeats end early once none of the fastest times of one is beaten by this share in the next.
+# Repeats end early once so many in a row say that the same way is best.
 _REPEATS = 5
-_STEADY = 0.03
+_AGREEING = 3
 # A matrix that is smaller than this is not worth a choice, and adapters read such weights directly.
 _SMALLEST = 1 << 12
 # What is measured reads so much in turn, or as much as the model has: one matrix alone would stay
@@ -191,8 +191,8 @@ def measure(
         ways = [way for way in _PREFERRED if use_native or way not in _NATIVE]
         calls = _usable_calls(ways, weights, inputs[1])
         best: dict[tuple[str, int], float] = {}
+        firsts: list[str] = []
         for _ in range(_REPEATS):
-            before = dict(best)
             for way, of_way in calls.items():
                 for x in inputs:
                     start = time.perf_counter()
@@ -200,9 +200,13 @@ def measure(
                         call(x)
                     taken = time.perf_counter() - start
                     best[way, len(x)] = min(taken, best.get((way, len(x)), taken))
-            if before and all(best[key] > (1 - _STEADY) * before[key] for key in best):
+            scores = {
+                way: sum(best[way, n] / best[PLAIN, n] for n in _ROWS) / len(_ROWS) for way in calls
+            }
+            firsts.append(ranked(scores)[0])
+            if firsts[-_AGREEING:] == firsts[-1:] * _AGREEING:
                 break
-    return {way: sum(best[way, n] / best[PLAIN, n] for n in _ROWS) / len(_ROWS) for way in calls}
+    return scores
 
 
 def _measured_bytes(model_bytes: int) -> int:

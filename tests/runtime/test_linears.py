@@ -115,26 +115,31 @@ def test_a_shape_is_measured_once_in_a_process() -> None:
     assert measure(72, 64, torch.float32, torch.get_num_threads()) is first
 
 
-def test_measuring_ends_when_a_repeat_finds_nothing_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock of our own: the calls of a repeat take `seconds[repeat]` each."""
+def test_measuring_ends_when_three_repeats_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A clock of our own: in each repeat a call of the plain way takes 1 s, of the other so long."""
 
-    def repeats(seconds: list[float]) -> int:
-        laps: list[float] = []
+    def repeats(other: list[float]) -> int:
+        laps = 0
 
         def lap() -> float:
-            laps.append(seconds[len(laps) // (2 * 4)])
-            return len(laps) % 2 * -laps[-1]  # the start, then the end so much later
+            nonlocal laps
+            repeat, place = divmod(laps, 2 * 2 * 4)
+            laps += 1
+            seconds = 1.0 if place < 2 * 4 else other[repeat]
+            return laps % 2 * -seconds  # the start, then the end so much later
 
-        monkeypatch.setattr(linears, "_usable_calls", lambda *_: {"plain": [lambda x: x]})
+        calls = {"plain": [lambda x: x], "onednn": [lambda x: x]}
+        monkeypatch.setattr(linears, "_usable_calls", lambda *_: calls)
         monkeypatch.setattr(linears.time, "perf_counter", lap)
         measure.cache_clear()
         measure(75, 64, torch.float32, torch.get_num_threads())
-        return len(laps) // (2 * 4)
+        return laps // (2 * 2 * 4)
 
     try:
-        assert repeats([1.0, 0.99, 0.5, 0.2, 0.1]) == 2
-        assert repeats([1.0, 0.8, 0.79, 0.2, 0.1]) == 3
-        assert repeats([1.0, 0.8, 0.6, 0.5, 0.4]) == 5
+        assert repeats([0.5, 0.9, 0.9, 0.9, 0.9]) == 3
+        assert repeats([2.0, 0.95, 1.5, 0.5, 0.5]) == 3
+        assert repeats([2.0, 0.5, 0.5, 0.5, 0.5]) == 4
+        assert repeats([2.0, 2.0, 0.5, 0.5, 0.5]) == 5
     finally:
         measure.cache_clear()
 
