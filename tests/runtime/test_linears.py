@@ -116,7 +116,7 @@ def test_a_shape_is_measured_once_in_a_process() -> None:
 
 
 def test_measuring_ends_when_three_repeats_say_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A clock of our own: in each repeat a call of the plain way takes 1 s, of the other so long."""
+    """A clock of our own: a call of the plain way takes 1 s, of the other `other[repeat]`."""
 
     def repeats(other: list[float]) -> int:
         laps = 0
