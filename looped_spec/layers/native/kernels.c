@@ -111,16 +111,33 @@ void write_pages(float *k_pages, float *v_pages, const float *k, const float *v,
         }
 }
 
+/* Ask for what one head has in a block: blocks lie anywhere, and between the rows of a head lie
+ * those of the others, so no processor does it by itself. */
+static inline void fetch_block(const float *head, int64_t tokens, int64_t slot_size,
+                               int64_t head_dim)
+{
+    for (int64_t i = 0; i < tokens; i++, head += slot_size)
+        for (int64_t d = 0; d < head_dim; d += 16)
+            __builtin_prefetch(head + d, 0, 2);
+}
+
 /* One query head over the keys 0..count-1 of its request. */
 static void attend_head(float *restrict out, const float *restrict q, const float *k_pages,
                         const float *v_pages, const int64_t *table, int64_t count,
                         int64_t block_size, int64_t slot_size, int64_t head_dim, float scale,
                         float *restrict weights)
 {
+    const int64_t page = block_size * slot_size;
     float most = -INFINITY;
     for (int64_t start = 0, block = 0; start < count; start += block_size, block++) {
-        const float *key = k_pages + table[block] * block_size * slot_size;
-        const int64_t end = start + block_size < count ? start + block_size : count;
+        const float *key = k_pages + table[block] * page;
+        const int64_t next = start + block_size, end = next < count ? next : count;
+        if (next < count)
+            fetch_block(k_pages + table[block + 1] * page,
+                        count - next < block_size ? count - next : block_size, slot_size, head_dim);
+        else
+            fetch_block(v_pages + table[0] * page, count < block_size ? count : block_size,
+                        slot_size, head_dim);
         for (int64_t i = start; i < end; i++, key += slot_size) {
             weights[i] = dot(q, key, head_dim) * scale;
             most = weights[i] > most ? weights[i] : most;
@@ -135,8 +152,11 @@ static void attend_head(float *restrict out, const float *restrict q, const floa
     for (int64_t d = 0; d < head_dim; d++)
         out[d] = 0.0f;
     for (int64_t start = 0, block = 0; start < count; start += block_size, block++) {
-        const float *value = v_pages + table[block] * block_size * slot_size;
-        const int64_t end = start + block_size < count ? start + block_size : count;
+        const float *value = v_pages + table[block] * page;
+        const int64_t next = start + block_size, end = next < count ? next : count;
+        if (next < count)
+            fetch_block(v_pages + table[block + 1] * page,
+                        count - next < block_size ? count - next : block_size, slot_size, head_dim);
         for (int64_t i = start; i < end; i++, value += slot_size) {
             const float weight = weights[i];
 #pragma omp simd

@@ -74,8 +74,12 @@ static inline __attribute__((always_inline)) void
 multiply_rows(float *out, const float *x, const char *tile, int64_t rows, int64_t inputs,
               int64_t outputs, int64_t width, const int is_bf16)
 {
-    for (; rows > 0; rows -= GROUP, x += GROUP * inputs, out += GROUP * outputs)
-        switch (rows) {
+    if (rows == 0)
+        return;
+    /* Groups of about one size: one of twelve rows and one of four take longer than two of eight. */
+    const int64_t groups = (rows + GROUP - 1) / GROUP, each = (rows + groups - 1) / groups;
+    for (; rows > 0; rows -= each, x += each * inputs, out += each * outputs)
+        switch (rows < each ? rows : each) {
             ROWS(1)
 #if GROUP > 2
             ROWS(2) ROWS(3) ROWS(4) ROWS(5) ROWS(6) ROWS(7) ROWS(8) ROWS(9) ROWS(10) ROWS(11)
