@@ -126,7 +126,7 @@ def gumbel_noise(seeds: Tensor, positions: Tensor, vocab_size: int) -> Tensor:
     rows = max(1, _NOISE_NUMBERS // vocab_size)
     if keys.device.type != "cpu" or keys.numel() <= rows:
         return _gumbel(keys, vocab_size)
-    parts = [_gumbel(part, vocab_size) for part in keys.reshape(-1).split(rows)]
+    parts = [_gumbel(part, vocab_size) for part in torch.split(keys.reshape(-1), rows)]
     return torch.cat(parts).view(*keys.shape, vocab_size)
 
 
