@@ -158,8 +158,8 @@ def print_tables(document: Mapping[str, Any], acceptance: float) -> None:
         f"{max(document['bandwidth_bytes_per_second']) / 1e9:.1f} GB/s are "
         f"{document['bound_ms']:.1f} ms\n"
     )
-    heads = (f"drafts right with p={acceptance}", "speed-up", "predicted", "measured by it")
-    rows = [
+    columns = (f"drafts right with p={acceptance}", "speed-up", "predicted", "measured by it")
+    speedups = [
         (
             f"B={each['batch_size']}, K={each['K']}, d={each['d']}",
             _spread(each["speedup"], 2),
@@ -168,7 +168,7 @@ def print_tables(document: Mapping[str, Any], acceptance: float) -> None:
         )
         for each in document["speculation"]
     ]
-    print(markdown(heads, rows))
+    print(markdown(columns, speedups))
     for way, each in document["stages"].items():
         print(f"loop pass over 8 rows by one over 1 row, {way}: {each['eight_rows_by_one']}")
 

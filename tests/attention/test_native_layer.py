@@ -60,7 +60,7 @@ def layer_with(kernels: Kernels, is_sandwich: bool) -> Layer:
     kinds = (TiledHalves, TiledPacked, TiledHalves, TiledHalves)
     linears = [*layer.attention.children(), *layer.mlp.children()]
     for one, kind in zip(linears, kinds, strict=True):
-        packed = kind.of(one.weight)  # type: ignore[arg-type, union-attr]
+        packed = kind.of(one.weight)  # type: ignore[arg-type]
         assert packed is not None
         use_packed(one, packed)  # type: ignore[arg-type]
     return layer
@@ -137,11 +137,11 @@ def test_norms_that_change_in_place_are_read_and_a_copy_has_its_own(kernels: Ker
     other = copy.deepcopy(layer)
     with torch.no_grad():
         for norm in other.norms:
-            norm.weight.mul_(2.0)  # type: ignore[union-attr, operator]
+            norm.weight.mul_(2.0)  # type: ignore[operator]
     changed = Run(other, kernels).all_steps()
     assert not torch.equal(changed[1], first[1])
     assert torch.equal(Run(layer, kernels).all_steps()[1], first[1])
     with torch.no_grad():
         for norm in layer.norms:
-            norm.weight.mul_(2.0)  # type: ignore[union-attr, operator]
+            norm.weight.mul_(2.0)  # type: ignore[operator]
     assert torch.equal(Run(layer, kernels).all_steps()[1], changed[1])

@@ -9,13 +9,14 @@ from typing import Any
 import cpu_speed
 import pytest
 import torch
+from cpu_model import CONFIG
 from cpu_report import BEFORE, BF16, FP32
 from kept_parts import KeptParts
 
 from looped_spec.errors import ConfigError
 from looped_spec.layers.native import BuildError
 
-TINY = cpu_speed.CONFIG | {
+TINY = CONFIG | {
     "vocab_size": 96,
     "hidden_size": 16,
     "intermediate_size": 32,
