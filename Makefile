@@ -66,11 +66,12 @@ setup: $(STAMP)  ## only make the environment
 clean:  ## remove the environment and all caches
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
+# Python compiles what it imports; to compile all of PyTorch and Transformers takes a minute or two.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "Python 3.11 or later is needed: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@[ "`$(BIN)/python -I -c '$(CHECK)' 2>/dev/null`" = True ] || $(PYTHON) -m venv --clear $(VENV)
-	$(BIN)/python -m pip install --quiet $(TORCH)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt \
+	$(BIN)/python -m pip install --quiet --no-compile $(TORCH)
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt \
 		--editable '.[ouro,huginn,nanbeige,serve,dev]'
 	@touch $(STAMP)
