@@ -2,7 +2,8 @@
 
 A machine that is shared, or gets hot, changes its speed within seconds. Ways of decoding that run
 one after the other then differ by what happened to happen meanwhile; here all of them go through
-it together, and each one's time is only that of its own turns.
+it together, and each one's time is only that of its own turns. It is always the turn of the one
+that has the fewest tokens, so that all are at about the same place of the load at any time.
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ class OwnClock:
 @dataclass
 class _Lane:
     clock: OwnClock
-    steps: Generator[LoadRun | None]
+    steps: Generator[int | LoadRun]
+    num_tokens: int = 0
     run: LoadRun | None = None
 
     def turn(self, seconds: float) -> None:
@@ -55,9 +57,13 @@ class _Lane:
         clock.resume()
         end = clock() + seconds
         while self.run is None:
-            self.run = next(self.steps)
-            if clock() >= end:
-                break
+            got = next(self.steps)
+            if isinstance(got, LoadRun):
+                self.run = got
+            else:
+                self.num_tokens = got
+                if clock() >= end:
+                    break
         clock.pause()
 
 
@@ -82,10 +88,8 @@ def drive_together(
         own = OwnClock(clock)
         lanes.append(_Lane(own, paced(engine, profile, prompts, params, clock=own)))
     try:
-        while any(lane.run is None for lane in lanes):
-            for lane in lanes:
-                if lane.run is None:
-                    lane.turn(turn_seconds)
+        while waiting := [lane for lane in lanes if lane.run is None]:
+            min(waiting, key=lambda lane: lane.num_tokens).turn(turn_seconds)
     finally:
         for lane in lanes:
             lane.steps.close()

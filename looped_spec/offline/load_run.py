@@ -120,7 +120,7 @@ def drive(
     What is unfinished is dropped from the engine if anything fails, Ctrl-C included.
     """
     *_, run = paced(engine, profile, prompts, params, clock=clock)
-    assert run is not None  # it is the last
+    assert isinstance(run, LoadRun)  # it is the last
     return run
 
 
@@ -131,8 +131,9 @@ def paced(
     params: SamplingParams,
     *,
     clock: Clock,
-) -> Generator[LoadRun | None]:
-    """Run a load like `drive`, yielding None after each step, and at the end what was measured.
+) -> Generator[int | LoadRun]:
+    """Run a load like `drive`, yielding after each step how many tokens there are, and at the end
+    what was measured.
 
     Closing it before drops what is unfinished.
     """
@@ -148,10 +149,10 @@ def paced(
                     run.add(prompts[number], seeded)
                     left -= 1
                 run.step()
-                yield None
+                yield run.num_tokens
         while run.running:
             run.step()
-            yield None
+            yield run.num_tokens
     except BaseException:
         engine.drop([request for request in run.requests if request.finish_reason is None])
         raise
@@ -168,7 +169,7 @@ class _Run:
         self._steps: list[Step] = []
         self.requests: list[Request] = []
         self.phase_starts: list[float] = []
-        self.running = 0
+        self.running = self.num_tokens = 0
 
     def add(self, prompt: Sequence[int], params: SamplingParams) -> None:
         """Queue a request."""
@@ -188,6 +189,7 @@ class _Run:
             self.running -= request.finish_reason is not None
         rounds = engine.metrics.num_rounds
         candidate = engine.newest_candidate or PLAIN
+        self.num_tokens += tokens
         self._steps.append(Step(now, candidate, rounds - self._rounds, tokens))
         self._rounds = rounds
 

@@ -61,7 +61,7 @@ def test_each_has_the_time_and_the_text_that_it_has_alone(turn: float) -> None:
         assert [one.gaps for one in run.served] == [one.gaps for one in alone.served]
 
 
-def test_turns_are_as_long_as_they_should_be() -> None:
+def test_turns_are_as_long_as_they_should_be_and_whoever_is_behind_is_next() -> None:
     time, order = Time(), []
     made = engines(time)[:2]
     for name, engine in zip("ab", made, strict=True):
@@ -73,7 +73,26 @@ def test_turns_are_as_long_as_they_should_be() -> None:
 
         engine.step = noted  # type: ignore[method-assign,assignment]
     drive_together(made, LOAD, PROMPTS, PARAMS, 4.0, clock=time)
-    assert "".join(order).startswith("aaaabbaaaabbaaaabb")  # 4 of 1 second, 2 of 3
+    # A turn is 4 steps of 1 second or 2 of 3, and each of these gives a token.
+    assert "".join(order).startswith("aaaabbbbaaaabbbb")
+
+
+def test_all_are_at_the_same_place_of_the_load_at_any_time() -> None:
+    """Else the dearest phase of one may meet a slow machine, and that of another a fast one."""
+    time, order = Time(), []
+    lanes = engines(time)
+    for place, engine in enumerate(lanes):
+        step = engine.step
+
+        def noted(step: Any = step, place: int = place) -> Any:
+            order.append(place)
+            return step()
+
+        engine.step = noted  # type: ignore[method-assign,assignment]
+    drive_together(lanes, LOAD, PROMPTS, PARAMS, 3.0, clock=time)
+    ends = [max(i for i, place in enumerate(order) if place == lane) for lane in range(3)]
+    assert max(ends) - min(ends) <= 12 < len(order) // 3
+    assert order.count(2) < order.count(0) == order.count(1)
 
 
 def test_a_failure_in_one_leaves_all_of_them_empty() -> None:
