@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import random
 import signal
 import sys
@@ -22,6 +23,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -32,6 +34,9 @@ from server_process import ServerProcess
 
 from looped_spec import LLM, SamplingParams
 from looped_spec.offline.machine import machine_facts
+
+SAME_SECONDS = 1.0
+"""Signals that come within so long are one."""
 
 PROMPTS = Path(__file__).resolve().parent.parent / "examples" / "prompts.jsonl"
 MODES = {"speculation": [], "plain": ["--num-speculative-tokens", "0"]}
@@ -216,13 +221,26 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
 
 
 @contextmanager
-def terminated_as_interrupted() -> Iterator[None]:
-    """Let SIGTERM, as of `timeout`, do what Ctrl-C does, so that no server is left behind."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+def interruptible() -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does, and two of them at once what one does.
+
+    `timeout` sends its signal to the process and to its group, which is twice to the same.
+    """
+    last = -math.inf
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal last
+        before, last = last, time.monotonic()
+        if last - before > SAME_SECONDS:
+            raise KeyboardInterrupt
+
+    signals = (signal.SIGINT, signal.SIGTERM)
+    handlers = {number: signal.signal(number, interrupt) for number in signals}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -260,7 +278,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                     print(f"{name}, {mode}: {failure}", file=sys.stderr)
         return found
 
-    with terminated_as_interrupted():
+    with interruptible():
         code = run_command("serve_load.py", argv, args.json, kept)
     if code or found["was_interrupted"]:
         return code or 130

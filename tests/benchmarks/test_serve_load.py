@@ -62,6 +62,7 @@ class FakeClient:
         self._answer()
         if FakeClient.turns == self.interrupted_in:
             os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGTERM)
             assert self._is_over.wait(60)
         if FakeClient.turns == self.wrong_in:
             self._tally.differing.append({"prompt": "a", "expected": "b", "got": "c"})
@@ -87,9 +88,9 @@ def nothing_real(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run(path: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
     command = ["--clients", "1", "--rates", "--turns", "2", "--json", str(path), *arguments]
-    handler = signal.getsignal(signal.SIGTERM)
+    handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     code = serve_load.main(command)
-    assert signal.getsignal(signal.SIGTERM) is handler
+    assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == handlers
     assert all(server.is_stopped for server in FakeServer.started)
     return code, json.loads(path.read_text())
 
