@@ -246,10 +246,14 @@ class TestTwoReplicas:
 @pytest.mark.slow
 @needs_ray
 def test_replicas_come_with_the_load_and_go_with_it(tmp_path: Path, expected: list[str]) -> None:
-    """Nobody gets another text, or an error, while there are more replicas or fewer."""
+    """Nobody gets another text, or an error, while there are more replicas or fewer.
+
+    Two requests at once are as many as one replica is for: six clients ask for another replica, one
+    alone does not. Who waits only reads what the command says, since questions are requests too.
+    """
     served = RayProcess(
         tmp_path / "log",
-        "--min-replicas 1 --max-replicas 2 --target-ongoing-requests 1 "
+        "--min-replicas 1 --max-replicas 2 --target-ongoing-requests 2 "
         "--upscale-delay-seconds 0 --downscale-delay-seconds 0",
     )
     is_over, is_light = threading.Event(), threading.Event()
@@ -267,21 +271,22 @@ def test_replicas_come_with_the_load_and_go_with_it(tmp_path: Path, expected: li
                 wrong.append(f"{reply.status}: {reply.body!r}")
         raise AssertionError
 
+    def told() -> list[str]:
+        return [note.partition("replicas: ")[2] for note in served.notes if "replicas: " in note]
+
     try:
         served.wait_for_replicas(1)
-        with ThreadPoolExecutor(4) as pool:
+        with ThreadPoolExecutor(6) as pool:
             try:
-                clients = [pool.submit(client, number) for number in range(4)]
-                served.wait_for_replicas(2)
+                clients = [pool.submit(client, number) for number in range(6)]
+                until(lambda: told()[-1:] == ["2 running"], READY_SECONDS)
                 is_light.set()
-                served.wait_for_replicas(1)
+                until(lambda: told()[-1:] == ["1 running"], READY_SECONDS)
             finally:
                 is_light.set()
                 is_over.set()
-            assert [one.result() for one in clients] == [[]] * 4
-        told = [note for note in served.notes if "replicas: " in note]
-        assert any("2 running" in note for note in told), told
-        assert not any("3 running" in note for note in told), told
+            assert [one.result() for one in clients] == [[]] * 6
+        assert not any("3 running" in line for line in told()), told()
     finally:
         served.kill()
 
