@@ -157,7 +157,7 @@ class Bench:
         """Return what measures each part, and about how long it takes (in milliseconds)."""
         args = self.args
         work: dict[str, tuple[float, Callable[[], Part]]] = {
-            "bandwidth, before": (300, self._bandwidth)
+            "bandwidth, before": (1500, self._bandwidth)
         }
         if OFFICIAL_CODE in self.references:
             work["equal texts"] = (7000, self._equal_texts)
@@ -179,7 +179,7 @@ class Bench:
                 3 * 4 * (args.stage_repeats + 2) * 60,
                 partial(self._stages, way),
             )
-        work["bandwidth, after"] = (300, self._bandwidth)
+        work["bandwidth, after"] = (1500, self._bandwidth)
         return work
 
     def summarize(self, parts: Mapping[str, Part]) -> dict[str, Any]:
