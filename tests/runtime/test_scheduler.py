@@ -13,6 +13,7 @@ from toys import GREEDY, assert_all_free, oracle_text, run_to_end, shared_toy
 from looped_spec.control.plan import Candidate
 from looped_spec.control.static import StaticPolicy
 from looped_spec.errors import CapacityError
+from looped_spec.runtime.attention import SdpaBackend
 from looped_spec.runtime.engine import Engine
 from looped_spec.runtime.kv_cache import TRASH_BLOCK, blocks_for
 from looped_spec.runtime.request import Request, Status
@@ -41,6 +42,7 @@ class FakeRunner:
     def __init__(self, block_size: int, max_num_seqs: int, seed: int) -> None:
         self.block_size, self.max_num_seqs = block_size, max_num_seqs
         self.tables: dict[int, list[int]] = {}
+        self.backend = SdpaBackend()  # it says which context a round is as dear as
         self.dice = random.Random(seed)
         self.largest_prefill = self.largest_step = 0
         self.chunks: list[list[PrefillChunk]] = []
