@@ -32,7 +32,7 @@ from looped_spec.errors import ConfigError
 from looped_spec.serve.ray_options import RayOptions
 
 PROMPT = "The river rises in"
-READY_SECONDS = 240.0
+READY_SECONDS = 600.0
 PLACES = (4, 4)
 """--max-num-seqs and --max-queued-requests of each replica."""
 
