@@ -123,19 +123,13 @@ class LLM:
         self.full_loops, self.preset = plan.full_loops, plan.preset
         self._lock = threading.RLock()  # calls from several threads take turns, step by step
         self._tokenizer = load_tokenizer(self.loaded.folder)
-        self.stop_token_ids = tuple(
-            sorted(
-                {
-                    *stop_token_ids(
-                        self.loaded.config,
-                        self.loaded.generation_config,
-                        self._tokenizer,
-                        self.loaded.adapter.ignored_stop_token_ids,
-                    ),
-                    *self.loaded.adapter.extra_stop_token_ids,
-                }
-            )
+        stops = stop_token_ids(
+            self.loaded.config,
+            self.loaded.generation_config,
+            self._tokenizer,
+            self.loaded.adapter.ignored_stop_token_ids,
         )
+        self.stop_token_ids = tuple(sorted({*stops, *self.loaded.adapter.extra_stop_token_ids}))
         self._plan, self._attention = plan, attention
         self.engine = self.another_engine()
         self.max_model_len = self.engine.max_model_len
@@ -249,11 +243,9 @@ class LLM:
             raise UnsupportedError("early exit cannot be combined with speculation")
 
     def another_engine(self) -> Engine:
-        """Return a new engine over the same weights, which decodes plainly and has a cache of its
-        own, as large as the options say."""
-        return make_engine(
-            self.options, self.loaded, self._plan, self._attention, self.stop_token_ids
-        )
+        """Return a new engine over the same weights, with a cache of its own; it decodes plainly."""
+        parts = (self.options, self.loaded, self._plan, self._attention)
+        return make_engine(*parts, self.stop_token_ids)
 
     def get_tokenizer(self) -> Tokenizer:
         """Return the model's tokenizer; raise `ConfigError` if the model folder has none."""
