@@ -243,7 +243,7 @@ class LLM:
             raise UnsupportedError("early exit cannot be combined with speculation")
 
     def another_engine(self) -> Engine:
-        """Return a new engine over the same weights, with a cache of its own; it decodes plainly."""
+        """Return another engine over the same weights, with its own cache; it decodes plainly."""
         parts = (self.options, self.loaded, self._plan, self._attention)
         return make_engine(*parts, self.stop_token_ids)
 
