@@ -9,8 +9,8 @@ from looped_spec.cli.tables import number, percent, plain_table
 from looped_spec.offline.load_policy import NEVER
 
 _HEADS = (
-    *("policy", "tokens/s", "over never", "against best static (range)", "acceptance"),
-    *("tokens/round", "off", "switches", "ttft ms", "tpot ms", "identical requests"),
+    *("policy", "tokens/s", "over never", "against best static (range)", "by table"),
+    *("acceptance", "tokens/round", "off", "switches", "ttft ms", "tpot ms", "identical requests"),
 )
 
 
@@ -59,6 +59,7 @@ def rows(scenario: Mapping[str, Any], *, all_rows: bool) -> list[tuple[str, ...]
                 f"{_signed(gain['greatest'])})"
                 if gain
                 else "-",
+                _signed(row["table_gain"]["median"]) if row["table_gain"] else "-",
                 percent(row["draft_acceptance_rate"]),
                 number(row["mean_acceptance_length"]),
                 percent(row["off_share"]),

@@ -16,6 +16,7 @@ from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from looped_spec.control.controller import AdaptiveController
+from looped_spec.control.cost_model import CostModel
 from looped_spec.errors import UnsupportedError
 from looped_spec.offline.load import Phase, Profile
 from looped_spec.offline.load_lanes import drive_together
@@ -97,6 +98,8 @@ class LoadBench:
         self._llm, self._setter, self._params = llm, setter, params
         self._repeats, self._turn_seconds = repeats, turn_seconds
         self._engines: dict[str, Engine] = {}
+        config = setter.config
+        self._round_ms = None if config is None else CostModel(config).ms
         self._options: dict[str, Any] = {} if clock is None else {"clock": clock}
         self._measured: dict[tuple[str, str, str, bool], dict[str, Any]] = {}
 
@@ -195,7 +198,7 @@ class LoadBench:
         if entry["plain"] is None:
             assert way.name == NEVER  # it is the first of the first repeat
             entry["plain"] = [request_hash(ids) for ids in run.token_ids]
-        record = run_record(run, switches, entry["plain"])
+        record = run_record(run, switches, entry["plain"], self._round_ms)
         entry["runs"].setdefault(way.name, {})[str(repeat)] = record
         entry["timelines"].setdefault(way.name, timeline(run))
         return record

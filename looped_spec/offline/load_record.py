@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from looped_spec.offline.load_run import LoadRun
+from looped_spec.offline.load_run import LoadRun, RoundMs
 
 TIMELINE_BINS = 96
 _MS = 1000.0
@@ -19,17 +19,24 @@ def request_hash(token_ids: Sequence[int]) -> str:
     return hashlib.sha256(" ".join(map(str, token_ids)).encode()).hexdigest()[:16]
 
 
-def run_record(run: LoadRun, num_switches: int, expected: Sequence[str] | None) -> dict[str, Any]:
+def run_record(
+    run: LoadRun,
+    num_switches: int,
+    expected: Sequence[str] | None,
+    round_ms: RoundMs | None = None,
+) -> dict[str, Any]:
     """Return the numbers of one run.
 
     Times of requests are in milliseconds: `ttft` to the first token, `tpot` per token behind it,
     `itl` between two deliveries (a round delivers up to K + 1 tokens at once), `e2el` to the end.
     `duration` is in seconds, prefill included, and throughputs are per second of it.
+    `table_seconds` is what the rounds take by a table of costs.
 
     Args:
         run: what was measured.
         num_switches: changes of candidate that are no probes.
         expected: `request_hash` of each request's plain text; None for the run that defines it.
+        round_ms: the table; without one `table_seconds` is None.
     """
     metrics, seconds = run.metrics, run.seconds
     requests, tokens = len(run.token_ids), run.num_output_tokens
@@ -56,6 +63,7 @@ def run_record(run: LoadRun, num_switches: int, expected: Sequence[str] | None) 
         "off_share": run.off_share(),
         "identical_requests": same,
         "phase_seconds": run.phase_seconds,
+        "table_seconds": None if round_ms is None else run.table_seconds(round_ms),
     }
     for name, values in _latencies(run).items():
         record |= _spread_ms(name, values)

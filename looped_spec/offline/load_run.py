@@ -16,19 +16,22 @@ from looped_spec.runtime.request import Request
 from looped_spec.sampling_params import SamplingParams
 
 Clock = Callable[[], float]
+RoundMs = Callable[[int, float, Candidate], float]
 
 
 class Step(NamedTuple):
     """One step of the engine: when it ended, in seconds of the clock, what it ran and gave.
 
     `batch_size` is how many requests its round decoded; 0 if it only computed prompts, and
-    `candidate` is then that of the round before.
+    `candidate` is then that of the round before. `context_tokens` is their context, as what chooses
+    (K, d) was told.
     """
 
     end: float
     candidate: Candidate
     batch_size: int
     num_tokens: int
+    context_tokens: int = 0
 
 
 @dataclass
@@ -94,6 +97,12 @@ class LoadRun:
     def num_output_tokens(self) -> int:
         """New tokens of all requests."""
         return sum(map(len, self.token_ids))
+
+    def table_seconds(self, ms: RoundMs) -> float:
+        """Return what all rounds take by a table of costs, prompts left out: `ms` says it, for a
+        batch size, a context and a candidate."""
+        rounds = [step for step in self.steps if step.batch_size]
+        return sum(ms(r.batch_size, r.context_tokens, r.candidate) for r in rounds) / 1000.0
 
     def off_share(self) -> float:
         """Return the share of the time of rounds that went by with K = 0."""
@@ -190,7 +199,8 @@ class _Run:
         rounds = engine.metrics.num_rounds
         candidate = engine.newest_candidate or PLAIN
         self.num_tokens += tokens
-        self._steps.append(Step(now, candidate, rounds - self._rounds, tokens))
+        decoded = rounds - self._rounds
+        self._steps.append(Step(now, candidate, decoded, tokens, engine.newest_context))
         self._rounds = rounds
 
     def result(self) -> LoadRun:

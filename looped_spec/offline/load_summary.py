@@ -4,6 +4,10 @@ Regret is the time of a way over that of the best static one in the same repeat,
 static one is picked in hindsight, from the same runs: the one with the least median time relative
 to plain decoding, which is one of them. Luck flatters it, so that a policy that always ran it would
 have a regret a little above zero; `never:again` shows how much luck there is.
+
+`table_gain` has no such luck in it: it compares what the rounds of each take by the table of costs
+with the static way that takes least by it. What the machine did meanwhile, prompts, and what
+deciding takes are not in it.
 """
 
 from __future__ import annotations
@@ -41,6 +45,10 @@ def summarize(names: Sequence[str], runs: Runs) -> list[dict[str, Any]]:
     """Return a row for each way that has run, in the order of `names`."""
     best = best_static(names, runs)
     never = runs.get(NEVER, {})
+    by_table = [
+        _table_seconds(list(runs[n].values())) for n in names if n in runs and is_reference(n)
+    ]
+    least = min((statistics.median(seconds) for seconds in by_table if seconds), default=None)
     rows = []
     for name in names:
         mine = runs.get(name, {})
@@ -56,6 +64,7 @@ def summarize(names: Sequence[str], runs: Runs) -> list[dict[str, Any]]:
             "speedup": spread([1 / ratio for ratio in _ratios(mine, never)]),
             "regret": None,
             "gain_over_best_static": None,
+            "table_gain": None,
             "identical_requests": sum(one["identical_requests"] for one in records),
             "requests": sum(one["completed"] for one in records),
             "phase_seconds": _medians([one["phase_seconds"] for one in records]),
@@ -64,6 +73,9 @@ def summarize(names: Sequence[str], runs: Runs) -> list[dict[str, Any]]:
             ratios = _ratios(mine, runs[best])
             row["regret"] = spread([ratio - 1 for ratio in ratios])
             row["gain_over_best_static"] = spread([1 / ratio - 1 for ratio in ratios])
+        seconds = _table_seconds(records)
+        if least is not None and seconds:
+            row["table_gain"] = spread([least / one - 1 for one in seconds])
         for key in _MEDIANS:
             values = [one[key] for one in records if one[key] is not None]
             row[key] = statistics.median(values) if values else None
@@ -147,6 +159,11 @@ def _ratios(
         for repeat, one in mine.items()
         if repeat in others
     ]
+
+
+def _table_seconds(records: Sequence[Mapping[str, Any]]) -> list[float]:
+    """Return what the rounds of some runs take by the table, as far as that is known."""
+    return [one["table_seconds"] for one in records if one.get("table_seconds") is not None]
 
 
 def _medians(rows: Sequence[Sequence[float]]) -> list[float]:

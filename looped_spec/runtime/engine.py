@@ -50,6 +50,7 @@ class Engine:
         self.seed = seed
         self.candidates = frozenset(candidates)
         self.newest_candidate: Candidate | None = None
+        self.newest_context = 0
         self.metrics = SpeculationMetrics()
         self.async_scheduling = async_scheduling and runner.exit_rule is None
         self.num_discarded_rounds = 0
@@ -259,7 +260,8 @@ class Engine:
 
     def _plan(self, decode: list[Request], *, known_to_policy: bool = False) -> SpeculationPlan:
         """Ask the policy; it is told of the requests that will decode, and of no others."""
-        context = self.runner.backend.context_of([request.num_tokens for request in decode])
+        lengths = [request.num_tokens for request in decode]
+        context = self.newest_context = self.runner.backend.context_of(lengths)
         new = 0
         if not known_to_policy:
             new = sum([not request.metrics.num_rounds for request in decode])

@@ -69,6 +69,9 @@ def test_every_way_is_timed_and_has_the_text_of_plain_decoding(
     for row in scenario["results"]:
         assert row["identical_requests"] == row["requests"] == 10
         assert row["repeats"] == 2
+    by_table = {row["policy"]: row["table_gain"]["median"] for row in scenario["results"]}
+    assert max(by_table["never"], by_table["static:2,1"]) == 0.0
+    assert by_table["never:again"] == by_table["goodput:off"] == by_table["never"]
     run = scenario["runs"]["goodput"]["1"]
     assert set(run) >= KEYS
     assert (run["completed"], run["total_input"], run["total_output"]) == (5, 30, 40)

@@ -136,6 +136,21 @@ def test_off_time_is_the_share_of_rounds_that_did_not_draft() -> None:
     assert run.off_share() == pytest.approx(0.25)
 
 
+def test_time_by_a_table_is_that_of_the_rounds_alone() -> None:
+    drafted = Step(5.0, Candidate(2, 1), 3, 3, 7)
+    steps = [Step(1.0, PLAIN, 0, 1, 5), Step(2.0, PLAIN, 1, 1, 9), drafted]
+    run = LoadRun(0.0, [0.0], steps, [], SpeculationMetrics(), [[1]], 1)
+    table = {(1, 9, PLAIN): 4.0, (3, 7, Candidate(2, 1)): 7.0}
+    assert run.table_seconds(lambda *shape: table[shape]) == pytest.approx(0.011)
+    assert run_record(run, 0, None)["table_seconds"] is None
+
+
+def test_steps_hold_the_context_that_their_round_was_chosen_for() -> None:
+    engine = make_engine(make_toy(), max_num_seqs=2)
+    run = drive(engine, Profile.parse("fixed:2"), [[5] * 4, [6] * 9], PARAMS, clock=ticking())
+    assert [s.context_tokens for s in run.steps if s.batch_size == 2] == [10, 11, 12, 13, 14]
+
+
 def test_a_timeline_spreads_tokens_over_the_rounds_that_gave_them() -> None:
     steps = [Step(1.0, PLAIN, 0, 2), Step(2.0, Candidate(2, 1), 3, 4)]
     steps += [Step(3.0, PLAIN, 1, 1), Step(4.0, PLAIN, 1, 1)]
