@@ -99,7 +99,8 @@ class LoadBench:
         self._repeats, self._turn_seconds = repeats, turn_seconds
         self._engines: dict[str, Engine] = {}
         config = setter.config
-        self._round_ms = None if config is None else CostModel(config).ms
+        has_table = config is not None and config.cost is not None
+        self._round_ms = CostModel(config).ms if has_table else None
         self._options: dict[str, Any] = {} if clock is None else {"clock": clock}
         self._measured: dict[tuple[str, str, str, bool], dict[str, Any]] = {}
 

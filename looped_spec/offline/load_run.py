@@ -24,7 +24,7 @@ class Step(NamedTuple):
 
     `batch_size` is how many requests its round decoded; 0 if it only computed prompts, and
     `candidate` is then that of the round before. `context_tokens` is their context, as what chooses
-    (K, d) was told.
+    (K, d) was told. `ran` is what ran of the candidate: less where all were about to end.
     """
 
     end: float
@@ -32,6 +32,7 @@ class Step(NamedTuple):
     batch_size: int
     num_tokens: int
     context_tokens: int = 0
+    ran: Candidate | None = None
 
 
 @dataclass
@@ -102,7 +103,7 @@ class LoadRun:
         """Return what all rounds take by a table of costs, prompts left out: `ms` says it, for a
         batch size, a context and a candidate."""
         rounds = [step for step in self.steps if step.batch_size]
-        return sum(ms(r.batch_size, r.context_tokens, r.candidate) for r in rounds) / 1000.0
+        return sum(ms(r.batch_size, r.context_tokens, r.ran or r.candidate) for r in rounds) / 1e3
 
     def off_share(self) -> float:
         """Return the share of the time of rounds that went by with K = 0."""
@@ -200,7 +201,8 @@ class _Run:
         candidate = engine.newest_candidate or PLAIN
         self.num_tokens += tokens
         decoded = rounds - self._rounds
-        self._steps.append(Step(now, candidate, decoded, tokens, engine.newest_context))
+        ran = engine.newest_submitted or candidate
+        self._steps.append(Step(now, candidate, decoded, tokens, engine.newest_context, ran))
         self._rounds = rounds
 
     def result(self) -> LoadRun:

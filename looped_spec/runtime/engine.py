@@ -50,6 +50,7 @@ class Engine:
         self.seed = seed
         self.candidates = frozenset(candidates)
         self.newest_candidate: Candidate | None = None
+        self.newest_submitted: Candidate | None = None  # shorter where all are about to end
         self.newest_context = 0
         self.metrics = SpeculationMetrics()
         self.async_scheduling = async_scheduling and runner.exit_rule is None
@@ -213,6 +214,7 @@ class Engine:
                 done = time.perf_counter()  # a device that does not run ahead of the host
         else:
             read = partial(runner.round, requests, candidate, plan.shadow_depths)
+        self.newest_submitted = candidate
         return RoundInFlight(
             policy=self.policy,
             plan=plan,

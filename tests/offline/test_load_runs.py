@@ -151,6 +151,20 @@ def test_steps_hold_the_context_that_their_round_was_chosen_for() -> None:
     assert [s.context_tokens for s in run.steps if s.batch_size == 2] == [10, 11, 12, 13, 14]
 
 
+def test_a_step_holds_the_candidate_that_ran_where_a_round_is_cut_short() -> None:
+    engine = make_engine(make_toy(), num_speculative_tokens=5, draft_loops=1)
+    engine.candidates = frozenset({Candidate(5, 1), Candidate(1, 1), PLAIN})
+    run = drive(engine, Profile.parse("fixed:1"), [[5, 6]], PARAMS)
+    left, ran = PARAMS.max_tokens - 1, []
+    for step in run.steps[1:]:
+        longest = Candidate(5, 1) if left - 1 > 1 else Candidate(1, 1) if left == 2 else PLAIN
+        ran.append(step.ran == longest)
+        left -= step.num_tokens
+    assert ran and all(ran)
+    assert {step.candidate for step in run.steps[1:]} == {Candidate(5, 1)}
+    assert {step.ran for step in run.steps[1:]} != {Candidate(5, 1)}
+
+
 def test_a_timeline_spreads_tokens_over_the_rounds_that_gave_them() -> None:
     steps = [Step(1.0, PLAIN, 0, 2), Step(2.0, Candidate(2, 1), 3, 4)]
     steps += [Step(3.0, PLAIN, 1, 1), Step(4.0, PLAIN, 1, 1)]
