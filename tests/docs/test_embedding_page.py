@@ -35,13 +35,9 @@ def test_the_controller_drives_a_foreign_engine(tmp_path: Path) -> None:
     assert float(re.findall(r"easy text: (\S+) times", easy)[0]) > 1.3
     assert 0.97 < float(re.findall(r"hard text: (\S+) times", hard)[0]) < 1.05
     assert "K=0" in hard and "K=0" not in easy
-
-
-def test_the_output_on_the_page_is_of_this_kind() -> None:
-    (shown,) = re.findall(r"^```text\n(.*?)^```$", PAGE, re.M | re.S)
-    easy, hard = shown.splitlines()
-    assert re.match(r"easy text: 1\.\d\d times plain .* K=[1-9] d=1, \.\.\.$", easy)
-    assert re.match(r"hard text: (0\.9\d|1\.0\d) times plain .* K=0 d=0, \.\.\.$", hard)
+    (page,) = re.findall(r"^```text\n(.*?)^```$", PAGE, re.M | re.S)
+    for shown, said in zip(page.splitlines(), (easy, hard), strict=True):
+        assert said.startswith(shown.removesuffix("..."))
 
 
 def test_a_preset_is_read_as_the_page_does_without_torch(tmp_path: Path) -> None:
