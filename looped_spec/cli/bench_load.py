@@ -10,7 +10,7 @@ examples:
       --profile ramp:1-8-32-8-1 --mixture mixed shifting --json load.json --plot load.png
   looped-spec bench load MODEL --workload text=C.txt --policies never,static:2,1,static:all,goodput
   looped-spec bench load demo:NAME --workload gsm8k=A.jsonl --input-tokens 48 --output-tokens 64 \\
-      --interleave 50
+      --interleave 1000
 
 docs/evaluation.md says what the numbers mean.
 """
@@ -199,9 +199,13 @@ def _checked(
     for name in ("input_tokens", "output_tokens", "requests_per_slot", "repeats"):
         check_int(name, getattr(args, name), 1)
     check_number("temperature", args.temperature, 0.0)
+    options = engine_options(args)
     if args.interleave is not None:
         check_number("interleave", args.interleave, 1.0)
-    options = engine_options(args)
+        if options.get("async_scheduling"):
+            raise ConfigError(
+                "--interleave needs rounds that end with their step: leave --async-scheduling out"
+            )
     for name in _NOT_HERE:
         if name in options:
             raise ConfigError(

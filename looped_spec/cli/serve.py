@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         return _run_alone(args, options, engine)
     finally:
-        gc.unfreeze()  # whoever called this from a process of theirs gets it back as it was
+        gc.unfreeze()  # what serving kept from the collector
 
 
 def _run_alone(args: argparse.Namespace, options: ServeOptions, engine: dict[str, Any]) -> int:

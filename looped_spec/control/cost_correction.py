@@ -34,6 +34,8 @@ more often off together (another layout of memory, longer requests among the bat
 the device) than candidates are on their own."""
 
 FITS = 2
+"""Times that candidates and regions are fitted in turn."""
+
 MEMORY_ROUNDS = 64
 FAST_GAIN = 0.25
 NOISE_FLOOR = 0.01
