@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from looped_spec.adapter import StageContext
 from looped_spec.layers.attention import RotaryAttention
-from looped_spec.layers.kernels import TakesKernels
+from looped_spec.layers.kernels import TakesKernels, computes_as, is_hooked
 from looped_spec.layers.mlp import SwiGLU
 from looped_spec.layers.native import LinearKernels, NativeLayer, NativeRows
 from looped_spec.layers.norm import RMSNorm
@@ -43,6 +43,7 @@ class DecoderLayer(nn.Module, TakesKernels):
     """
 
     _native: NativeLayer | None = None
+    _skipped: tuple[nn.Module, ...] = ()
 
     def parts(self) -> DecoderParts:
         """Return the parts."""
@@ -55,7 +56,7 @@ class DecoderLayer(nn.Module, TakesKernels):
         kernels = self.kernels
         if isinstance(kernels, LinearKernels) and kernels.serves(x):
             native = self._native or self._make_native()
-            if native is not None and hasattr(ctx, "native_pages"):
+            if native is not None and hasattr(ctx, "native_pages") and self._may_skip_parts(x):
                 reached = cast(NativeContext, ctx).native_pages(plane)
                 if reached is not None:
                     return native(x, rotary, *reached)
@@ -65,8 +66,15 @@ class DecoderLayer(nn.Module, TakesKernels):
         )
         return parts.mlp.branch(x, parts.before_mlp, parts.after_mlp)
 
+    def _may_skip_parts(self, x: Tensor) -> bool:
+        """Whether nobody waits for a call of a part, and `x` is as wide as the layer."""
+        if any(map(is_hooked, self._skipped)):
+            return False
+        return x.shape[-1] == self._skipped[2].in_features
+
     def _make_native(self) -> NativeLayer | None:
-        """Return the weights as C takes them, None where it does not have them all.
+        """Return the weights as C takes them, None where it does not have them all, or a part
+        computes something of its own.
 
         They are kept: norms may be changed in place from then on, but not replaced.
         """
@@ -76,6 +84,13 @@ class DecoderLayer(nn.Module, TakesKernels):
         gate_up, down = tiles_of(mlp.gate_up_proj), tiles_of(mlp.down_proj)
         if qkv is None or o is None or gate_up is None or down is None:
             return None
+        norms = (parts.before_attention, parts.before_mlp, parts.after_attention, parts.after_mlp)
+        stock = computes_as(attention, RotaryAttention) and computes_as(mlp, SwiGLU)
+        if not stock or not all(computes_as(norm, RMSNorm) for norm in norms):
+            return None
+        linears = attention.qkv_proj, attention.o_proj, mlp.gate_up_proj, mlp.down_proj
+        skipped = (attention, mlp, *linears, *(norm for norm in norms if norm is not None))
+        self._skipped = skipped
         last = parts.after_attention, parts.after_mlp
         after_attention, after_mlp = (None if norm is None else norm.parts for norm in last)
         self._native = NativeLayer(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 
 class TakesKernels:
@@ -36,3 +36,14 @@ class LayerKernels(Protocol):
         """Rotate the first `heads` heads of x ([B, T, all heads, head_dim], contiguous) in
         place."""
         ...
+
+
+def computes_as(module: nn.Module | None, kind: type[nn.Module]) -> bool:
+    """Tell whether a module computes what `kind` does, so that kernels may do it in its place: its
+    `forward` is that of `kind`, and no hook waits for a call. A missing module does."""
+    return module is None or (type(module).forward is kind.forward and not is_hooked(module))
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Tell whether somebody wants to hear of the calls of a module."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)

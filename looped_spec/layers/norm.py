@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from looped_spec.layers.kernels import TakesKernels
+from looped_spec.layers.kernels import TakesKernels, computes_as
 
 
 class RMSNorm(nn.Module, TakesKernels):
@@ -36,7 +36,8 @@ class RMSNorm(nn.Module, TakesKernels):
     def added(self, residual: Tensor, x: Tensor) -> Tensor:
         """Return residual + norm(x), both of the shape [..., size]."""
         kernels = self.kernels
-        if kernels is not None and kernels.serves(x) and kernels.serves(residual):
+        serves = kernels is not None and kernels.serves(x) and kernels.serves(residual)
+        if kernels is not None and serves and computes_as(self, RMSNorm):
             return kernels.add_rms_norm(residual, x, self.weight, self.eps)
         normed: Tensor = self(x)
         return residual + normed

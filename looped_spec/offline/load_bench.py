@@ -22,7 +22,7 @@ from looped_spec.offline.load import Phase, Profile
 from looped_spec.offline.load_lanes import drive_together
 from looped_spec.offline.load_policy import NEVER, Way, WaySetter
 from looped_spec.offline.load_record import request_hash, run_record, timeline
-from looped_spec.offline.load_run import Clock, LoadRun, drive
+from looped_spec.offline.load_run import Clock, LoadRun, RoundMs, drive
 from looped_spec.offline.load_summary import headroom, summarize, verdicts
 from looped_spec.sampling_params import SamplingParams
 
@@ -99,8 +99,9 @@ class LoadBench:
         self._repeats, self._turn_seconds = repeats, turn_seconds
         self._engines: dict[str, Engine] = {}
         config = setter.config
-        has_table = config is not None and config.cost is not None
-        self._round_ms = CostModel(config).ms if has_table else None
+        self._round_ms: RoundMs | None = None
+        if config is not None and config.cost is not None:
+            self._round_ms = CostModel(config).ms
         self._options: dict[str, Any] = {} if clock is None else {"clock": clock}
         self._measured: dict[tuple[str, str, str, bool], dict[str, Any]] = {}
 

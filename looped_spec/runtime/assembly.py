@@ -50,6 +50,7 @@ def make_engine(
         plan.description,
         list(stop_token_ids),
     )
+    backend = attention.backend.for_engine()
     pool = KVPool(
         loaded.adapter.kv_planes(plan.full_loops),
         size.num_blocks,
@@ -60,13 +61,13 @@ def make_engine(
     runner = ModelRunner(
         loaded.adapter,
         pool,
-        attention.backend,
+        backend,
         full_loops=plan.full_loops,
         max_num_seqs=opts.max_num_seqs,
         max_model_len=size.max_model_len,
         device=loaded.device,
         exit_rule=plan.exit_rule,
-        graph_backend=choose_graphs(opts, loaded.device, attention.backend, size.max_model_len),
+        graph_backend=choose_graphs(opts, loaded.device, backend, size.max_model_len),
         graph_memory_bytes=opts.graph_memory_bytes,
         graphs_may_fail=opts.graph_backend == "auto",
     )

@@ -105,3 +105,12 @@ def test_the_policy_hears_of_the_context_that_rounds_are_as_dear_as(
     run_all(engine, [[1] * 4, [2] * 20], SamplingParams(temperature=0.0, max_tokens=5))
     # Both have a first token by then; what the very first round hears precedes any round.
     assert heard[1:3] == [(2, 22 if gathers else 14), (2, 23 if gathers else 15)]
+
+
+def test_engines_of_one_choice_keep_no_memory_in_common() -> None:
+    backend, case = SdpaBackend(), Case(SHAPES[0], torch.float32, knows_spans=True)
+    case.attend(backend)
+    other = backend.for_engine()
+    assert other is not backend and not other._kept
+    case.check(case.attend(other))
+    assert other._kept[0].data_ptr() != backend._kept[0].data_ptr()

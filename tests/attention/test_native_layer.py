@@ -145,3 +145,59 @@ def test_norms_that_change_in_place_are_read_and_a_copy_has_its_own(kernels: Ker
         for norm in layer.norms:
             norm.weight.mul_(2.0)  # type: ignore[operator]
     assert torch.equal(Run(layer, kernels).all_steps()[1], changed[1])
+
+
+class _TripledNorm(RMSNorm):
+    def forward(self, x: Tensor) -> Tensor:
+        return 3.0 * super().forward(x)
+
+
+class _HalvedMlp(SwiGLU):
+    def forward(self, x: Tensor) -> Tensor:
+        return 0.5 * super().forward(x)
+
+
+class _TurnedAttention(RotaryAttention):
+    def forward(self, x: Tensor, *args: Any) -> Tensor:
+        return -super().forward(x, *args)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [
+        ("norms.0", _TripledNorm),
+        ("norms.1", _TripledNorm),
+        ("norms.2", _TripledNorm),
+        ("norms.3", _TripledNorm),
+        ("mlp", _HalvedMlp),
+        ("attention", _TurnedAttention),
+    ],
+)
+def test_a_part_that_computes_something_of_its_own_is_called(
+    kernels: Kernels, path: str, kind: type[torch.nn.Module]
+) -> None:
+    layer = layer_with(kernels, True)
+    usual = Run(layer, kernels).all_steps()
+    layer = layer_with(kernels, True)
+    layer.get_submodule(path).__class__ = kind  # type: ignore[assignment]
+    got = Run(layer, kernels).all_steps()
+    use_kernels(layer, None)
+    want = Run(layer, kernels).all_steps()
+    for one, other, common in zip(got, want, usual, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)
+        assert (one - common).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    "path", ["norms.0", "norms.3", "mlp", "mlp.down_proj", "attention", "attention.qkv_proj"]
+)
+def test_a_hook_on_a_part_hears_of_every_pass(kernels: Kernels, path: str) -> None:
+    layer = layer_with(kernels, True)
+    run = Run(layer, kernels)
+    before = run.all_steps()
+    heard = []
+    layer.get_submodule(path).register_forward_hook(lambda *_: heard.append(1))
+    after = Run(layer, kernels).all_steps()
+    assert len(heard) == len(after)
+    for one, other in zip(after, before, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-4, rtol=1e-4)

@@ -109,3 +109,20 @@ def test_they_are_for_fp32_alone() -> None:
         assert PACKINGS[kind.name] is kind
         assert kind.of(torch.ones(32, 32, dtype=torch.bfloat16)) is None
         assert kind.of(torch.ones(32, 32, dtype=torch.float64)) is None
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.ones(1, 8, dtype=torch.bfloat16),
+        torch.ones(4, 4),
+        torch.ones(1, 29),
+        torch.ones(2, 8, device="meta"),
+    ],
+    ids=["another dtype", "too narrow", "too wide", "no memory"],
+)
+def test_input_that_does_not_fit_is_refused_as_by_a_linear_layer(x: Tensor) -> None:
+    packed = TiledPacked.of(torch.ones(5, 8))
+    assert packed is not None
+    with pytest.raises(RuntimeError, match=r"x must be float32 \[\.\.\., 8\] on the CPU, got"):
+        packed.linear(x, None)

@@ -92,7 +92,16 @@ class LinearKernels:
         return weight
 
     def linear(self, x: Tensor, tiles: Tiles) -> Tensor:
-        """Return x @ weight.T [..., out] for x [..., in] fp32."""
+        """Return x @ weight.T [..., out] for x [..., in] fp32.
+
+        Raises:
+            RuntimeError: `x` is of another width or dtype, or not in memory of the CPU.
+        """
+        if x.shape[-1] != tiles.inputs or x.dtype is not torch.float32 or not x.is_cpu:
+            raise RuntimeError(
+                f"x must be float32 [..., {tiles.inputs}] on the CPU, got {x.dtype} "
+                f"{list(x.shape)} on {x.device}"
+            )
         if not x.is_contiguous():
             x = x.contiguous()
         out = x.new_empty((*x.shape[:-1], tiles.outputs))

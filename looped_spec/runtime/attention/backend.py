@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import torch
 from torch import Tensor
@@ -122,6 +123,10 @@ class AttentionBackend(ABC):
         """Return prepared rows, which write to `slots` ([B, T] int64), for layers in one call of
         our own kernels; None where it does not attend with these."""
         return None
+
+    def for_engine(self) -> Self:
+        """Return one for another engine: what it keeps from call to call is its own."""
+        return copy.copy(self)
 
     def context_of(self, lengths: Sequence[int]) -> int:
         """Return the context that stands for those of some requests where rounds are told apart by

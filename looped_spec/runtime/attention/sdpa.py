@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
@@ -56,6 +56,12 @@ class SdpaBackend(AttentionBackend):
     def unsupported_reason(cls, needs: AttentionNeeds) -> str | None:
         """Return None: it runs everywhere."""
         return None
+
+    def for_engine(self) -> Self:
+        """Return one with memory of its own."""
+        other = super().for_engine()
+        other._kept, other._has_gathered = (), True
+        return other
 
     def context_of(self, lengths: Sequence[int]) -> int:
         """Return the longest, to which all are padded, unless the newest round read pieces."""
