@@ -83,6 +83,10 @@ def report(document: Mapping[str, Any]) -> str:
 def is_good(document: Mapping[str, Any]) -> bool:
     """Tell whether every answer came and was right, and nothing was left behind."""
     seen = [one for load in document["loads"].values() for one in load["servers"].values()]
-    return bool(seen or document.get("restart_seconds")) and all(
-        one["num_finished"] and not (one["num_failed"] or one["num_differing"]) for one in seen
-    ) and not any(one["held_blocks"] or one["exit_code"] for one in document["servers"].values())
+    return (
+        bool(seen or document.get("restart_seconds"))
+        and all(
+            one["num_finished"] and not (one["num_failed"] or one["num_differing"]) for one in seen
+        )
+        and not any(one["held_blocks"] or one["exit_code"] for one in document["servers"].values())
+    )

@@ -239,7 +239,10 @@ def test_a_file_that_was_measured_with_something_else_is_not_gone_on_with(
         (["--input-tokens", 0], "input_tokens must be at least 1, got 0"),
         (["--repeats", 0], "repeats must be at least 1, got 0"),
         (["--interleave", 0.5], "interleave must be a finite number of at least 1, got 0.5"),
-        (["--interleave", 5, "--async-scheduling"], "--interleave needs rounds that end with their"),
+        (
+            ["--interleave", 5, "--async-scheduling"],
+            "--interleave needs rounds that end with",
+        ),
         (["--temperature", -1], "temperature must be a finite number of at least 0"),
         (["--workload", "cats=other.jsonl"], "--workload cats is given twice"),
         (["--workload", "birds=missing.jsonl"], "cannot read missing.jsonl: No such file"),
