@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from looped_spec.adapter import StageContext
-from looped_spec.layers.kernels import TakesKernels, computes_as, is_hooked
+from looped_spec.layers.kernels import TakesKernels, computes_as
 from looped_spec.layers.merged import MergedLinear
 from looped_spec.layers.native import LinearKernels
 from looped_spec.layers.norm import RMSNorm
@@ -61,10 +61,11 @@ class RotaryAttention(nn.Module, TakesKernels):
         """Return x + after(self(before(x), ...)) of the shape of x, without a norm where `after` is
         None; in few calls where kernels of our own have the weights."""
         kernels = self.kernels
-        if isinstance(kernels, LinearKernels) and kernels.serves(x) and self._is_stock():
+        if isinstance(kernels, LinearKernels) and kernels.serves(x):
             wide, last = tiles_of(self.qkv_proj), tiles_of(self.o_proj)
             fits = wide is not None and wide.inputs == x.shape[-1]
-            stock = computes_as(before, RMSNorm) and computes_as(after, RMSNorm)
+            norms_fit = computes_as(before, RMSNorm) and computes_as(after, RMSNorm)
+            stock = norms_fit and computes_as(self, RotaryAttention)
             if wide is not None and last is not None and fits and stock:
                 heads, kv_heads = self.num_heads, self.num_kv_heads
                 qkv = kernels.open_attention(x, wide, before.parts, heads + kv_heads, *rotary)
@@ -74,8 +75,3 @@ class RotaryAttention(nn.Module, TakesKernels):
                 return kernels.close_branch(x, attended, last, norm)
         out: Tensor = self(before(x), rotary, plane, ctx)
         return x + out if after is None else after.added(x, out)
-
-    def _is_stock(self) -> bool:
-        """Whether kernels may do its work: no subclass computes something else, no hook waits."""
-        hooked = is_hooked(self.qkv_proj) or is_hooked(self.o_proj)
-        return computes_as(self, RotaryAttention) and not hooked

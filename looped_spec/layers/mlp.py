@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from looped_spec.layers.kernels import TakesKernels, computes_as, is_hooked
+from looped_spec.layers.kernels import TakesKernels, computes_as
 from looped_spec.layers.merged import MergedLinear
 from looped_spec.layers.native import LinearKernels
 from looped_spec.layers.norm import RMSNorm
@@ -40,17 +40,13 @@ class SwiGLU(nn.Module, TakesKernels):
         """Return x + after(self(before(x))) of the shape of x, without a norm where `after` is
         None; in one call where kernels of our own have the weights."""
         kernels = self.kernels
-        if isinstance(kernels, LinearKernels) and kernels.serves(x) and self._is_stock():
+        if isinstance(kernels, LinearKernels) and kernels.serves(x):
             gate_up, down = tiles_of(self.gate_up_proj), tiles_of(self.down_proj)
             fits = gate_up is not None and gate_up.inputs == x.shape[-1]
-            stock = computes_as(before, RMSNorm) and computes_as(after, RMSNorm)
+            norms_fit = computes_as(before, RMSNorm) and computes_as(after, RMSNorm)
+            stock = norms_fit and computes_as(self, SwiGLU)
             if gate_up is not None and down is not None and fits and stock:
                 last = None if after is None else after.parts
                 return kernels.gated_branch(x, gate_up, down, before.parts, last)
         out: Tensor = self(before(x))
         return x + out if after is None else after.added(x, out)
-
-    def _is_stock(self) -> bool:
-        """Whether kernels may do its work: no subclass computes something else, no hook waits."""
-        hooked = is_hooked(self.gate_up_proj) or is_hooked(self.down_proj)
-        return computes_as(self, SwiGLU) and not hooked

@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from looped_spec.layers.kernels import is_hooked
 from looped_spec.layers.native import LinearKernels, Tiles
 
 logger = logging.getLogger(__name__)
@@ -236,9 +237,12 @@ class PackedLinear(nn.Linear):
 
 
 def tiles_of(layer: nn.Linear) -> Tiles | None:
-    """Return the weight of a layer without bias, where kernels of our own have it."""
+    """Return the weight of a layer without bias, where kernels of our own have it and nobody waits
+    for the layer to be called."""
     packed = layer.__dict__.get("packed")
-    return packed.tiles if isinstance(packed, TiledPacked) and layer.bias is None else None
+    if not isinstance(packed, TiledPacked) or layer.bias is not None or is_hooked(layer):
+        return None
+    return packed.tiles
 
 
 def can_pack(layer: nn.Module) -> bool:
