@@ -151,8 +151,9 @@ def print_tables(document: Mapping[str, Any], acceptance: float) -> None:
     ]
     print(markdown((*heads, "by official, recorded", "of the bound"), rows))
     if document["official_equal_texts"] is not None:
-        share = 100 * document["official_equal_texts"]
-        print(f"\ngreedy texts of the official code that equal ours: {share:.0f} %")
+        shares = document["official_equal_texts"].items()
+        print("\ngreedy texts equal to those of the official code:")
+        print(", ".join(f"{way} {100 * share:.0f} %" for way, share in shares))
     print(
         f"\nbound: {document['bytes_per_token'] / 1e6:.0f} MB of fp32 weights a token at "
         f"{max(document['bandwidth_bytes_per_second']) / 1e9:.1f} GB/s are "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +11,14 @@ import cpu_speed
 import pytest
 import torch
 from cpu_model import CONFIG
+from cpu_reference import Generate
 from cpu_report import BEFORE, BF16, FP32
 from kept_parts import KeptParts
 
+from looped_spec.adapter import ModelAdapter
 from looped_spec.errors import ConfigError
 from looped_spec.layers.native import BuildError
+from looped_spec.testing.oracle import dense_generate
 
 TINY = CONFIG | {
     "vocab_size": 96,
@@ -109,8 +113,29 @@ def test_the_file_names_no_folder_of_the_machine(
     assert str(tmp_path) not in out.read_text()
     assert document["settings"]["official"] is True
     assert document["command"][-3:] == ["official", "--json", "speed.json"]
-    assert document["official_equal_texts"] == 0.0
     assert "ratio_to_official" in document["plain"][0]
+
+
+@pytest.mark.parametrize("first_token_off", [0, 1])
+def test_the_texts_that_are_compared_are_those_of_the_model_itself(
+    first_token_off: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tokens that the benchmark forces for the sake of acceptance would equal nobody's."""
+    out = tmp_path / "speed.json"
+
+    def plain_oracle(_: Path, config: dict[str, Any], ours: ModelAdapter) -> Generate:
+        def generate(prompts: Sequence[list[int]], num_tokens: int) -> list[list[int]]:
+            texts = [dense_generate(ours, p, num_tokens, full_loops=4) for p in prompts]
+            texts[0][0] += first_token_off
+            return texts
+
+        return generate
+
+    monkeypatch.setattr(cpu_speed, "official_generate", plain_oracle)
+    flags = [*FLAGS, "--repeats", "1", "--draft-tokens", "1", "--official", str(tmp_path)]
+    assert cpu_speed.main([*flags, "--json", str(out)]) == 0
+    share = 0.5 if first_token_off else 1.0
+    assert read(out)["official_equal_texts"] == {BEFORE: share, BF16: share}
 
 
 def test_a_file_without_parts_is_not_gone_on_with(tmp_path: Path) -> None:
