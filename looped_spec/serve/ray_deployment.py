@@ -22,6 +22,12 @@ _GRACE_SECONDS = 3.0
 _SPARE = 64
 """Requests beyond the places of a queue, so that a replica itself can say that it is full."""
 
+_ON_THE_WAY = 1024
+"""Requests that a proxy has taken and no replica yet. The proxy counts all that come within a
+moment, and refuses what is more with a status 503 of its own."""
+
+_ASK_SECONDS = 10.0
+
 
 class _Stopped(BaseException):
     """A signal came."""
@@ -101,7 +107,7 @@ class RayServer:
             name="replica",
             ray_actor_options=self._actor_options(),
             max_ongoing_requests=places + _SPARE,
-            max_queued_requests=places,
+            max_queued_requests=places + _ON_THE_WAY,
             max_constructor_retry_count=1,
             graceful_shutdown_wait_loop_s=0.2,
             graceful_shutdown_timeout_s=self._options.drain_seconds + _GRACE_SECONDS,
@@ -166,15 +172,25 @@ class RayServer:
         self._ray.shutdown()
 
     def _drain(self) -> None:
+        """Admit nothing more and wait until no answer is open.
+
+        A replica that cannot tell, since it is too busy or about to be replaced, may have open
+        answers: it is asked again.
+        """
         handle = getattr(self, "_handle", None)
         end = time.monotonic() + self._options.drain_seconds + _GRACE_SECONDS
         told = False
         while handle is not None and time.monotonic() < end:
-            counts = handle.broadcast("drain").results(timeout_s=10.0, return_exceptions=True)
+            try:
+                counts = handle.broadcast("drain").results(
+                    timeout_s=_ASK_SECONDS, return_exceptions=True
+                )
+            except TimeoutError:
+                continue
             left = sum(count for count in counts if isinstance(count, int))
-            if not left:
+            if not left and all(isinstance(count, int) for count in counts):
                 return
-            if not told:
+            if left and not told:
                 seconds = self._options.drain_seconds
                 self._notify(f"open answers: {left}; they get up to {seconds:g} s to end")
                 told = True

@@ -102,7 +102,12 @@ class SharedStatus(Status):
         """Call a method of every replica; one that is on its way out says nothing."""
         context = serve.get_replica_context()
         handle = serve.get_deployment_handle(context.deployment, context.app_name)
-        answers = await handle.broadcast(method, *args).results_async(
-            timeout_s=ASK_SECONDS, return_exceptions=True
-        )
+        try:
+            answers = await handle.broadcast(method, *args).results_async(
+                timeout_s=ASK_SECONDS, return_exceptions=True
+            )
+        except TimeoutError as error:
+            raise ApiError(
+                503, "a replica does not answer", headers={"Retry-After": f"{ASK_SECONDS:.0f}"}
+            ) from error
         return [answer for answer in answers if not isinstance(answer, BaseException)]

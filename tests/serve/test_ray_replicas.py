@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -27,9 +26,6 @@ from processes import PATIENCE_SECONDS, descendants
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from looped_spec import LLM, SamplingParams
-from looped_spec.cli.main import main
-from looped_spec.errors import ConfigError
-from looped_spec.serve.ray_options import RayOptions
 
 PROMPT = "The river rises in"
 READY_SECONDS = 600.0
@@ -102,7 +98,7 @@ class RayProcess:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RayProcess]:
     """Two replicas; killed at the end if no test ended them."""
-    served = RayProcess(tmp_path_factory.mktemp("ray") / "log", "--replicas 2")
+    served = RayProcess(tmp_path_factory.mktemp("ray") / "log", "--replicas 2 --drain-seconds 300")
     try:
         served.wait_for_replicas(2)
         yield served
@@ -237,8 +233,10 @@ class TestTwoReplicas:
             refused = served.client.complete("the")
             if refused.status == 503 and refused.headers["content-type"] == "application/json":
                 assert refused.error["code"] == "shutting_down"
-            assert [e["choices"][0]["finish_reason"] for e in stream][-1] == "length"
-        assert served.process.wait(120) == 0
+            events = list(stream)
+            assert not [event for event in events if "error" in event]
+            assert events[-1]["choices"][0]["finish_reason"] == "length"
+        assert served.process.wait(PATIENCE_SECONDS) == 0
         assert served.notes[-1] == "looped-spec: stopped"
         assert not descendants(served.process.pid)
 
@@ -289,87 +287,3 @@ def test_replicas_come_with_the_load_and_go_with_it(tmp_path: Path, expected: li
         assert not any("3 running" in line for line in told()), told()
     finally:
         served.kill()
-
-
-@needs_ray
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # which Ray's own modules give
-def test_ray_serve_takes_the_options_of_a_deployment_as_they_are_meant() -> None:
-    from ray.serve.config import AutoscalingConfig
-
-    options = RayOptions(min_replicas=2, max_replicas=5, target_ongoing_requests=8)
-    config = AutoscalingConfig(**options.scale(32)["autoscaling_config"])
-    assert (config.min_replicas, config.initial_replicas, config.max_replicas) == (2, 2, 5)
-    assert config.target_ongoing_requests == 8
-    assert (config.upscale_delay_s, config.downscale_delay_s) == (30, 600)  # as the help says
-    quick = RayOptions(max_replicas=5, upscale_delay_seconds=1, downscale_delay_seconds=2.5)
-    config = AutoscalingConfig(**quick.scale(32)["autoscaling_config"])
-    assert (config.upscale_delay_s, config.downscale_delay_s) == (1, 2.5)
-
-
-def test_without_ray_the_extra_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    assert main(["serve", "demo:ouro", "--ray"]) == 2
-    assert "pip install 'looped-spec[ray,serve]'" in capsys.readouterr().err
-
-
-def test_a_cluster_that_is_not_there_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    fake = ModuleType("ray")
-    fake.serve = ModuleType("ray.serve")  # type: ignore[attr-defined]
-
-    def init(**options: object) -> None:
-        raise ConnectionError(f"nobody at\n{options['address']}")
-
-    fake.init = init  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "ray", fake)
-    monkeypatch.setitem(sys.modules, "ray.serve", fake.serve)
-    assert main(["serve", "demo:ouro", "--ray", "10.0.0.1:6379"]) == 2
-    line = capsys.readouterr().err
-    assert line.count("\n") == 1
-    assert (
-        "--ray 10.0.0.1:6379: no cluster there, or none that lets us in (nobody at 10.0.0.1" in line
-    )
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ("--replicas 2", "--replicas needs --ray"),
-        ("--gpus-per-replica 1", "--gpus-per-replica needs --ray"),
-        ("--ray --port 0", "--port 0 does not go with --ray"),
-        ("--ray --replicas 0", "replicas must be between 1 and 4096, got 0"),
-        ("--ray --replicas 2 --max-replicas 3", "replicas is a fixed number"),
-        ("--ray --min-replicas 3 --max-replicas 2", "max_replicas must be at least"),
-        ("--ray --target-ongoing-requests 8", "target_ongoing_requests needs max_replicas"),
-        ("--ray --upscale-delay-seconds 8", "upscale_delay_seconds needs max_replicas"),
-        ("--ray --replicas 2 --downscale-delay-seconds 8", "replicas is a fixed number"),
-        ("--ray --max-replicas 2 --upscale-delay-seconds -1", "upscale_delay_seconds must be"),
-    ],
-)
-def test_flags_that_do_not_go_together_are_refused_by_name(
-    flags: str,
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    fake = ModuleType("ray")
-    fake.serve = ModuleType("ray.serve")  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "ray", fake)
-    monkeypatch.setitem(sys.modules, "ray.serve", fake.serve)
-    assert main(["serve", "demo:ouro", *flags.split()]) == 2
-    assert message in capsys.readouterr().err
-
-
-def test_autoscaling_options_are_passed_through() -> None:
-    assert RayOptions().scale(32) == {"num_replicas": 1}
-    assert RayOptions(replicas=3).scale(32) == {"num_replicas": 3}
-    scaled = RayOptions(min_replicas=2, max_replicas=5).scale(32)["autoscaling_config"]
-    assert (scaled["min_replicas"], scaled["max_replicas"]) == (2, 5)
-    assert scaled["target_ongoing_requests"] == 32
-    own = RayOptions(max_replicas=5, target_ongoing_requests=8).scale(32)["autoscaling_config"]
-    assert (own["min_replicas"], own["target_ongoing_requests"]) == (1, 8)
-    with pytest.raises(ConfigError, match="at least min_replicas = 4"):
-        RayOptions(min_replicas=4, max_replicas=3)
