@@ -27,6 +27,7 @@ from looped_spec.layers.packed import (
 )
 from looped_spec.options import CPU_LINEARS
 from looped_spec.runtime.freed_memory import return_freed_memory
+from looped_spec.runtime.huge_pages import collapse_memory
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +99,8 @@ def arrange_linears(
     Left as they are: layers on other devices or with a forward of their own, small ones, and those
     whose weight another module uses too. "auto" takes for each shape what is fastest here with the
     threads that are set now; shapes are measured once per process, so that all models of a process
-    are treated alike. With `use_native` that may be a kernel of our own, which is compiled here. A
+    are treated alike. Whatever the way, what the process has in memory is moved into huge pages
+    then. With `use_native` that may be a kernel of our own, which is compiled here. A
     layer's numbers never change, but which bits a sum is rounded to does.
 
     Raises:
@@ -139,14 +141,17 @@ def arrange_linears(
     after = sum(_num_bytes(layer) for layer in layers.values())
     if set(ways) - {PLAIN} or scores:
         return_freed_memory()  # else the originals, and what was measured, would stay
+    in_huge_pages = collapse_memory() if layers else 0
     report = LinearReport(ways, before, after, time.perf_counter() - start, scores)
     if layers:
         logger.info(
-            "linear layers: %s; %.0f MiB, plain %.0f MiB; %.1f s (cpu_linear)",
+            "linear layers: %s; %.0f MiB, plain %.0f MiB; %.1f s (cpu_linear); "
+            "%.0f MiB of the process lie in huge pages",
             ", ".join(f"{count} {name}" for name, count in sorted(ways.items())),
             after / 2**20,
             before / 2**20,
             report.seconds,
+            in_huge_pages / 2**20,
         )
     return report
 
@@ -190,6 +195,7 @@ def measure(
         inputs = [torch.randn(n, 1, in_features, generator=generator).to(dtype) for n in _ROWS]
         ways = [way for way in _PREFERRED if use_native or way not in _NATIVE]
         calls = _usable_calls(ways, weights, inputs[1])
+        collapse_memory()  # as the weights of the model will lie
         best: dict[tuple[str, int], float] = {}
         firsts: list[str] = []
         for _ in range(_REPEATS):

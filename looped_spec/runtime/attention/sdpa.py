@@ -13,6 +13,7 @@ from torch.nn import functional as F
 
 from looped_spec.runtime.attention.backend import AttentionBackend, AttentionNeeds, PagedRows
 from looped_spec.runtime.attention.pieces import Pieces
+from looped_spec.runtime.huge_pages import ask_for_huge_pages
 from looped_spec.runtime.kv_cache import KVPool
 
 _GROWTH = 1.25
@@ -141,6 +142,8 @@ class SdpaBackend(AttentionBackend):
                 self._kept = tuple(
                     torch.empty(int(_GROWTH * size), dtype=k_pages.dtype) for size in sizes
                 )
+            for kept in self._kept:
+                ask_for_huge_pages(kept)
         return [
             torch.index_select(pages, 0, gather.table, out=kept[:size].view(shape))
             for pages, kept, size, shape in zip(both, self._kept, sizes, shapes, strict=True)
