@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from looped_spec.huge_pages import HugePageArena
 from looped_spec.layers.kernels import is_hooked
 from looped_spec.layers.native import LinearKernels, Tiles
 
@@ -51,6 +52,9 @@ class Packed(ABC):
     @abstractmethod
     def unpack(self) -> Tensor:
         """Return the weight, a new tensor with the numbers that were packed."""
+
+    def settle(self, arena: HugePageArena) -> None:  # noqa: B027  # most forms are a library's
+        """Move the weight into huge pages, where this form can."""
 
     @property
     @abstractmethod
@@ -172,6 +176,10 @@ class TiledPacked(Packed):
     def unpack(self) -> Tensor:
         """Return the fp32 weight."""
         return self._kernels.unpack_tiles(self.tiles)
+
+    def settle(self, arena: HugePageArena) -> None:
+        """Move the tiles; nobody may compute with them meanwhile."""
+        self.tiles = Tiles(arena.copy(self.tiles.words), self.tiles.outputs)
 
     @property
     def num_bytes(self) -> int:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from looped_spec.adapter import KVPlane
-from looped_spec.runtime.huge_pages import ask_for_huge_pages
+from looped_spec.huge_pages import ask_for_huge_pages
 
 TRASH_BLOCK = 0
 """Block that padded rows and positions past a row's limit write to; it is never given to a

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from looped_spec.errors import ConfigError, UnsupportedError
+from looped_spec.huge_pages import HugePageArena, collapse_memory, huge_page_bytes
 from looped_spec.layers.packed import (
     PACKINGS,
     HalfPacked,
@@ -27,7 +28,6 @@ from looped_spec.layers.packed import (
 )
 from looped_spec.options import CPU_LINEARS
 from looped_spec.runtime.freed_memory import return_freed_memory
-from looped_spec.runtime.huge_pages import collapse_memory
 
 logger = logging.getLogger(__name__)
 
@@ -139,9 +139,11 @@ def arrange_linears(
         with ThreadPoolExecutor(num_threads) as pool:
             ways = Counter(pool.map(arrange, layers.items()))
     after = sum(_num_bytes(layer) for layer in layers.values())
-    if set(ways) - {PLAIN} or scores:
+    in_huge_pages = 0
+    if layers:
+        _settle(module)
         return_freed_memory()  # else the originals, and what was measured, would stay
-    in_huge_pages = collapse_memory() if layers else 0
+        in_huge_pages = collapse_memory()
     report = LinearReport(ways, before, after, time.perf_counter() - start, scores)
     if layers:
         logger.info(
@@ -154,6 +156,21 @@ def arrange_linears(
             in_huge_pages / 2**20,
         )
     return report
+
+
+def _settle(module: nn.Module) -> None:
+    """Move all weights of a module into huge pages, one after the other, but for those that share
+    their memory with another tensor or are in the care of a library."""
+    if sum(parameter.nbytes for parameter in module.parameters()) < huge_page_bytes():
+        return  # a page of its own for next to nothing
+    arena = HugePageArena()
+    for parameter in module.parameters():
+        own = parameter.data
+        if own.is_cpu and own.nbytes == own.untyped_storage().nbytes():
+            parameter.data = arena.copy(own)
+    for part in module.modules():
+        if isinstance(part, PackedLinear):
+            part.packed.settle(arena)
 
 
 def ranked(scores: Scores) -> list[str]:

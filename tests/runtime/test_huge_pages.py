@@ -10,9 +10,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from looped_spec import huge_pages
 from looped_spec.adapter import KVPlane
-from looped_spec.runtime import huge_pages
-from looped_spec.runtime.huge_pages import ask_for_huge_pages, collapse_memory, huge_page_bytes
+from looped_spec.huge_pages import (
+    HugePageArena,
+    ask_for_huge_pages,
+    collapse_memory,
+    huge_page_bytes,
+)
 from looped_spec.runtime.kv_cache import KVPool
 from looped_spec.runtime.linears import arrange_linears
 
@@ -63,6 +68,24 @@ class TestWhereTheKernelHasThem:
         assert numbers.data_ptr() == address
         assert torch.equal(numbers, torch.arange(32 * MIB // 4, dtype=torch.int32))
 
+    def test_an_arena_holds_tensors_of_any_kind_in_full_pages(self) -> None:
+        arena = HugePageArena()
+        tensors = [
+            torch.randn(700, 300),
+            torch.randn(1, 7).bfloat16(),
+            torch.randn(900, 800).t(),
+            torch.arange(40 * MIB, dtype=torch.int32),  # more than a chunk
+            *(torch.full((512, 512), i) for i in range(100)),
+        ]
+        copies = [arena.copy(each) for each in tensors]
+        del arena
+        for copied, tensor in zip(copies, tensors, strict=True):
+            assert copied.dtype == tensor.dtype and copied.stride() == tensor.stride()
+            assert torch.equal(copied, tensor)
+            assert copied.data_ptr() % 64 == 0
+            assert copied.untyped_storage().nbytes() == tensor.nbytes
+        assert in_huge_pages(*copies) >= sum(copied.nbytes for copied in copies) - 8 * MIB
+
     def test_a_new_tensor_gets_them_as_it_is_written(self) -> None:
         asked = torch.empty(32 * MIB // 4)
         ask_for_huge_pages(asked)
@@ -110,6 +133,8 @@ def test_there_are_none_where_the_administrator_turned_them_off(
     monkeypatch.setattr(huge_pages, "_SETTINGS", tmp_path)
     assert huge_page_bytes() == 0
     assert collapse_memory() == 0
+    tensor = torch.ones(3)
+    assert HugePageArena().copy(tensor) is tensor
     (tmp_path / "enabled").write_text("always [madvise] never\n")
     assert huge_page_bytes() == 2097152
     monkeypatch.setattr(huge_pages, "_SETTINGS", tmp_path / "of another system")

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from looped_spec.huge_pages import ask_for_huge_pages
 from looped_spec.runtime.attention.backend import AttentionBackend, AttentionNeeds, PagedRows
 from looped_spec.runtime.attention.pieces import Pieces
-from looped_spec.runtime.huge_pages import ask_for_huge_pages
 from looped_spec.runtime.kv_cache import KVPool
 
 _GROWTH = 1.25

@@ -13,15 +13,14 @@ Where the administrator has turned transparent huge pages off (`never` in
 from __future__ import annotations
 
 import ctypes
-import logging
+import mmap
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy
+import torch
 from torch import Tensor
-
-logger = logging.getLogger(__name__)
 
 _SETTINGS = Path("/sys/kernel/mm/transparent_hugepage")
 _SELF = Path("/proc/self")
@@ -53,6 +52,45 @@ def ask_for_huge_pages(tensor: Tensor) -> None:
     last = (tensor.data_ptr() + tensor.nbytes) // size
     if first < last:
         _advise(first * size, (last - first) * size, _MADV_HUGEPAGE)
+
+
+class HugePageArena:
+    """Memory for tensors that stay, one behind the other, so that no page is theirs in part.
+
+    It lives as long as any of its tensors; none of them can be given back alone.
+    """
+
+    _CHUNK_BYTES = 1 << 26  # of which nothing is taken before it is written to
+    _ALIGNMENT = 64
+
+    def __init__(self) -> None:
+        self._size = huge_page_bytes()
+        self._chunk: mmap.mmap | None = None
+        self._used = 0
+
+    def copy(self, tensor: Tensor) -> Tensor:
+        """Return a copy of a dense tensor on the CPU, with its strides; the tensor itself where
+        there are no huge pages."""
+        if not self._size or not tensor.nbytes:
+            return tensor
+        chunk, offset = self._take(tensor.nbytes)
+        memory = torch.frombuffer(chunk, dtype=torch.uint8, count=tensor.nbytes, offset=offset)
+        copied = memory.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+        with torch.no_grad():
+            return copied.copy_(tensor)
+
+    def _take(self, num_bytes: int) -> tuple[mmap.mmap, int]:
+        """Return a chunk and where in it so many bytes are free."""
+        chunk, offset = self._chunk, -(-self._used // self._ALIGNMENT) * self._ALIGNMENT
+        if chunk is None or offset + num_bytes > len(chunk):
+            pages = -(-max(num_bytes, self._CHUNK_BYTES) // self._size) + 1
+            private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            chunk = self._chunk = mmap.mmap(-1, pages * self._size, flags=private)
+            view = torch.frombuffer(chunk, dtype=torch.uint8)
+            ask_for_huge_pages(view)
+            offset = -view.data_ptr() % self._size
+        self._used = offset + num_bytes
+        return chunk, offset
 
 
 def collapse_memory() -> int:
