@@ -27,6 +27,8 @@ _SELF = Path("/proc/self")
 
 # Of <linux/mman.h>; the second came with Linux 6.1.
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
+# With base pages of 64 KiB a huge one has 512 MiB, and each piece of memory would take that.
+_LARGEST = 1 << 25
 # So many at once: a kernel that has run out of free ones is not asked for long.
 _AT_ONCE = 64
 # Private, writable memory without a file behind it; a heap is such, a stack is left alone.
@@ -34,13 +36,14 @@ _REGION = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p \S+ \S+ 0 *(?:\[heap\]|\[ano
 
 
 def huge_page_bytes() -> int:
-    """Return the size of a huge page, 0 where there are none to be had."""
+    """Return the size of a huge page, 0 where there are none to be had, or too large ones."""
     try:
         if "[never]" in (_SETTINGS / "enabled").read_text():
             return 0
-        return int((_SETTINGS / "hpage_pmd_size").read_text())
+        size = int((_SETTINGS / "hpage_pmd_size").read_text())
     except (OSError, ValueError):
         return 0
+    return size if size <= _LARGEST else 0
 
 
 def ask_for_huge_pages(tensor: Tensor) -> None:
@@ -103,12 +106,15 @@ def collapse_memory() -> int:
     size = huge_page_bytes()
     if not size:
         return 0
-    for first, count in _full_runs(size):
-        for start in range(first, first + count, _AT_ONCE):
-            length = min(_AT_ONCE, first + count - start)
-            if not _advise(start * size, length * size, _MADV_COLLAPSE):
-                break
-    return _bytes_in_huge_pages()
+    try:
+        for first, count in _full_runs(size):
+            for start in range(first, first + count, _AT_ONCE):
+                length = min(_AT_ONCE, first + count - start)
+                if not _advise(start * size, length * size, _MADV_COLLAPSE):
+                    break
+        return _bytes_in_huge_pages()
+    except OSError:  # there is no /proc, or it does not tell
+        return 0
 
 
 def _full_runs(size: int) -> Iterator[tuple[int, int]]:
@@ -131,7 +137,7 @@ def _full_runs(size: int) -> Iterator[tuple[int, int]]:
 
 def _regions() -> list[tuple[int, int]]:
     """Return where private memory of this process begins and ends."""
-    lines = (_SELF / "maps").read_text().splitlines()
+    lines = (_SELF / "maps").read_text(errors="replace").splitlines()
     found = (_REGION.fullmatch(line) for line in lines)
     return [(int(match[1], 16), int(match[2], 16)) for match in found if match]
 

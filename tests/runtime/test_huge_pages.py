@@ -137,8 +137,22 @@ def test_there_are_none_where_the_administrator_turned_them_off(
     assert HugePageArena().copy(tensor) is tensor
     (tmp_path / "enabled").write_text("always [madvise] never\n")
     assert huge_page_bytes() == 2097152
+    (tmp_path / "hpage_pmd_size").write_text("536870912\n")  # with base pages of 64 KiB
+    assert huge_page_bytes() == 0
     monkeypatch.setattr(huge_pages, "_SETTINGS", tmp_path / "of another system")
     assert huge_page_bytes() == 0
+
+
+def test_a_system_that_does_not_tell_of_its_memory_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(huge_pages, "huge_page_bytes", lambda: 2 * MIB)
+    monkeypatch.setattr(huge_pages, "_SELF", tmp_path)
+    assert collapse_memory() == 0
+    (tmp_path / "maps").write_text("")
+    assert collapse_memory() == 0
+    (tmp_path / "smaps_rollup").write_text("Rss: 1 kB\n")
+    assert collapse_memory() == 0
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="calls madvise")
@@ -169,6 +183,6 @@ def test_regions_are_those_that_no_file_stands_behind(monkeypatch: pytest.Monkey
         "7f4000000000-7f4000400000 rw-s 00000000 00:01 9                  /dev/zero\n"
         "7ffc00000000-7ffc00400000 rw-p 00000000 00:00 0                  [stack]\n"
     )
-    monkeypatch.setattr(Path, "read_text", lambda self: maps)
+    monkeypatch.setattr(Path, "read_text", lambda self, errors: maps)
     starts = [start for start, _ in huge_pages._regions()]
     assert starts == [0x400000, 0x7F0000000000, 0x7F1000000000]
