@@ -38,7 +38,8 @@ def shapes_of(config: dict[str, Any]) -> list[tuple[int, int]]:
     """Return rows and columns of the weights that a loop pass reads, in its order."""
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     layer = [(3 * hidden, hidden), (hidden, hidden), (2 * inner, hidden), (hidden, inner)]
-    return layer * config["num_hidden_layers"]
+    num_layers: int = config["num_hidden_layers"]
+    return layer * num_layers
 
 
 def in_small_pages(tensor: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ Where the administrator has turned transparent huge pages off (`never` in
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
 import re
 from collections.abc import Iterator
@@ -27,10 +28,15 @@ _SELF = Path("/proc/self")
 
 # Of <linux/mman.h>; the second came with Linux 6.1.
 _MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
-# With base pages of 64 KiB a huge one has 512 MiB, and each piece of memory would take that.
-_LARGEST = 1 << 25
-# So many at once: a kernel that has run out of free ones is not asked for long.
+# With base pages of 16 or 64 KiB a huge one has 32 or 512 MiB, most of which would stay empty.
+_LARGEST = 1 << 22
+# So many at once: a kernel that has no free ones left, or knows none of this, is not asked again.
 _AT_ONCE = 64
+_HOPELESS = (errno.ENOMEM, errno.EINVAL)
+# Of an entry of /proc/self/pagemap: there, and mapped by this process alone. A page that a child
+# shares with its parent is not, nor is the one page of zeros that stands for what was only read.
+_THERE_AND_OWN = (1 << 63) | (1 << 56)
+_ENTRY_BYTES = 8
 # Private, writable memory without a file behind it; a heap is such, a stack is left alone.
 _REGION = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p \S+ \S+ 0 *(?:\[heap\]|\[anon:.*\])?\n?")
 
@@ -72,11 +78,17 @@ class HugePageArena:
         self._used = 0
 
     def copy(self, tensor: Tensor) -> Tensor:
-        """Return a copy of a dense tensor on the CPU, with its strides; the tensor itself where
-        there are no huge pages."""
-        if not self._size or not tensor.nbytes:
+        """Return a copy of a dense tensor on the CPU, with its strides.
+
+        It is the tensor itself where there is no huge page or no memory to be had, and if it lies
+        in an arena already, or in other memory that PyTorch did not make.
+        """
+        if not self._size or not tensor.nbytes or not tensor.untyped_storage().resizable():
             return tensor
-        chunk, offset = self._take(tensor.nbytes)
+        try:
+            chunk, offset = self._take(tensor.nbytes)
+        except OSError:
+            return tensor
         memory = torch.frombuffer(chunk, dtype=torch.uint8, count=tensor.nbytes, offset=offset)
         copied = memory.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
         with torch.no_grad():
@@ -100,8 +112,9 @@ def collapse_memory() -> int:
     """Move what this process holds in memory into huge pages; return how much lies in some then,
     in bytes.
 
-    Only what is there as a whole is moved, so that the process holds no more than before. Nothing
-    changes its address. It takes about as long as copying.
+    Only what is there as a whole and its own is moved, so that the process holds no more than
+    before, and a child of another shares with it what it did. Nothing changes its address. It takes
+    about as long as copying.
     """
     size = huge_page_bytes()
     if not size:
@@ -110,8 +123,8 @@ def collapse_memory() -> int:
         for first, count in _full_runs(size):
             for start in range(first, first + count, _AT_ONCE):
                 length = min(_AT_ONCE, first + count - start)
-                if not _advise(start * size, length * size, _MADV_COLLAPSE):
-                    break
+                if _advise(start * size, length * size, _MADV_COLLAPSE) in _HOPELESS:
+                    return _bytes_in_huge_pages()
         return _bytes_in_huge_pages()
     except OSError:  # there is no /proc, or it does not tell
         return 0
@@ -119,20 +132,20 @@ def collapse_memory() -> int:
 
 def _full_runs(size: int) -> Iterator[tuple[int, int]]:
     """Yield runs of huge pages that could be: the number of the first, and how many."""
-    page = _libc().getpagesize()
-    for begin, end in _regions():
-        first, last = -(-begin // size), end // size
-        if first >= last:
-            continue
-        there = numpy.zeros((last - first) * (size // page), dtype=numpy.uint8)
-        length = ctypes.c_size_t((last - first) * size)
-        pointer = there.ctypes.data_as(ctypes.c_void_p)
-        if _libc().mincore(ctypes.c_void_p(first * size), length, pointer):
-            continue  # it went meanwhile
-        is_full = (there.reshape(last - first, -1) & 1).all(axis=1)
-        edges = numpy.flatnonzero(numpy.diff(is_full, prepend=False, append=False))
-        for start, stop in edges.reshape(-1, 2).tolist():
-            yield first + start, stop - start
+    pages = size // mmap.PAGESIZE  # of each
+    with (_SELF / "pagemap").open("rb", buffering=0) as pagemap:
+        for begin, end in _regions():
+            for first in range(-(-begin // size), end // size, _AT_ONCE):
+                count = min(_AT_ONCE, end // size - first)
+                pagemap.seek(first * pages * _ENTRY_BYTES)
+                read = pagemap.read(count * pages * _ENTRY_BYTES)
+                if len(read) < count * pages * _ENTRY_BYTES:
+                    break  # it went meanwhile
+                entries = numpy.frombuffer(read, dtype=numpy.uint64).reshape(count, pages)
+                is_full = (entries & _THERE_AND_OWN == _THERE_AND_OWN).all(axis=1)
+                edges = numpy.flatnonzero(numpy.diff(is_full, prepend=False, append=False))
+                for start, stop in edges.reshape(-1, 2).tolist():
+                    yield first + start, stop - start
 
 
 def _regions() -> list[tuple[int, int]]:
@@ -149,11 +162,8 @@ def _bytes_in_huge_pages() -> int:
     return 0
 
 
-def _libc() -> ctypes.CDLL:
-    return ctypes.CDLL(None)
-
-
-def _advise(address: int, length: int, advice: int) -> bool:
-    """Call madvise; tell whether the kernel did as it was told."""
-    done: int = _libc().madvise(ctypes.c_void_p(address), ctypes.c_size_t(length), advice)
-    return done == 0
+def _advise(address: int, length: int, advice: int) -> int:
+    """Call madvise; return 0, or the number of its error."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    failed = libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(length), advice)
+    return ctypes.get_errno() if failed else 0

@@ -48,6 +48,8 @@ _SMALLEST = 1 << 12
 # What is measured reads so much in turn, or as much as the model has: one matrix alone would stay
 # in the cache of a core. Of a larger one some rows are measured: time is proportional to them.
 _MEASURED_BYTES = 1 << 24
+# While weights are moved, freed memory goes back to the system each time that so much was moved.
+_RETURNED_AT_ONCE = 1 << 28
 
 Scores = Mapping[str, float]
 """For each way that works here its time by that of the plain one, mean of the ratios over rows."""
@@ -160,17 +162,44 @@ def arrange_linears(
 
 def _settle(module: nn.Module) -> None:
     """Move all weights of a module into huge pages, one after the other, but for those that share
-    their memory with another tensor or are in the care of a library."""
-    if sum(parameter.nbytes for parameter in module.parameters()) < huge_page_bytes():
+    their memory with another tensor, are no plain tensors, or are in the care of a library."""
+    arena, moved = HugePageArena(), 0
+    packed = [part.packed for part in module.modules() if isinstance(part, PackedLinear)]
+    weights = _plain_weights(module)
+    if sum(each.num_bytes for each in packed) + sum(p.nbytes for p in weights) < huge_page_bytes():
         return  # a page of its own for next to nothing
-    arena = HugePageArena()
-    for parameter in module.parameters():
-        own = parameter.data
-        if own.is_cpu and own.nbytes == own.untyped_storage().nbytes():
-            parameter.data = arena.copy(own)
-    for part in module.modules():
-        if isinstance(part, PackedLinear):
-            part.packed.settle(arena)
+
+    def count(num_bytes: int) -> None:
+        nonlocal moved
+        moved += num_bytes
+        if moved > _RETURNED_AT_ONCE:  # or as much as all weights would be held twice
+            moved = 0
+            return_freed_memory()
+
+    while weights:
+        parameter = weights.pop()
+        parameter.data = arena.copy(parameter.data)
+        count(parameter.nbytes)
+    for each in packed:
+        each.settle(arena)
+        count(each.num_bytes)
+
+
+def _plain_weights(module: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters whose memory is theirs alone, as far as the module knows."""
+    dense = [
+        tensor
+        for tensor in (*module.parameters(), *module.buffers())
+        if tensor.is_cpu and tensor.layout is torch.strided and not tensor.is_quantized
+    ]
+    users = Counter(tensor.untyped_storage().data_ptr() for tensor in dense)
+    return [
+        tensor
+        for tensor in dense
+        if isinstance(tensor, nn.Parameter)
+        and tensor.nbytes == tensor.untyped_storage().nbytes()
+        and users[tensor.untyped_storage().data_ptr()] == 1
+    ]
 
 
 def ranked(scores: Scores) -> list[str]:

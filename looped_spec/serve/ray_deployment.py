@@ -181,18 +181,19 @@ class RayServer:
         end = time.monotonic() + self._options.drain_seconds + _GRACE_SECONDS
         told = False
         while handle is not None and time.monotonic() < end:
-            try:
+            seconds = min(_ASK_SECONDS, max(end - time.monotonic(), 0.1))
+            counts: list[Any] = [None]
+            with contextlib.suppress(TimeoutError):
                 counts = handle.broadcast("drain").results(
-                    timeout_s=_ASK_SECONDS, return_exceptions=True
+                    timeout_s=seconds, return_exceptions=True
                 )
-            except TimeoutError:
-                continue
-            left = sum(count for count in counts if isinstance(count, int))
-            if not left and all(isinstance(count, int) for count in counts):
+            known = [count for count in counts if isinstance(count, int)]
+            if not sum(known) and len(known) == len(counts):
                 return
-            if left and not told:
+            if not told:
+                some = f"{sum(known)}" if len(known) == len(counts) else f"{sum(known)} or more"
                 seconds = self._options.drain_seconds
-                self._notify(f"open answers: {left}; they get up to {seconds:g} s to end")
+                self._notify(f"open answers: {some}; they get up to {seconds:g} s to end")
                 told = True
             time.sleep(0.1)
 

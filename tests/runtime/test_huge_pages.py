@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import re
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import PATIENCE_SECONDS
 from torch import Tensor, nn
 
 from looped_spec import huge_pages
@@ -18,6 +21,9 @@ from looped_spec.huge_pages import (
     collapse_memory,
     huge_page_bytes,
 )
+from looped_spec.layers.native import BuildError, LinearKernels
+from looped_spec.layers.packed import PackedLinear
+from looped_spec.runtime import linears
 from looped_spec.runtime.kv_cache import KVPool
 from looped_spec.runtime.linears import arrange_linears
 
@@ -53,9 +59,15 @@ def needs_huge_pages() -> None:
     if not huge_page_bytes():
         pytest.skip("there are no transparent huge pages here, or they are turned off")
     probe = torch.ones(32 * MIB // 4)
-    collapse_memory()
-    if not in_huge_pages(probe):
+    first = -(-probe.data_ptr() // huge_page_bytes()) * huge_page_bytes()
+    if huge_pages._advise(first, 28 * MIB, huge_pages._MADV_COLLAPSE):
         pytest.skip("this kernel does not collapse memory, or has no huge page left")
+
+
+@pytest.fixture
+def no_collapsing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave in small pages what nobody moves one by one."""
+    monkeypatch.setattr(linears, "collapse_memory", lambda: 0)
 
 
 @pytest.mark.usefixtures("needs_huge_pages")
@@ -95,9 +107,33 @@ class TestWhereTheKernelHasThem:
     def test_memory_that_nobody_has_written_to_is_not_taken(self) -> None:
         sparse = torch.empty(256 * MIB, dtype=torch.uint8)
         sparse[:: 512 * 1024] = 1  # a page of each half MiB
+        sparse[: 128 * MIB].sum()  # what is only read is one and the same page of zeros
         before = resident()
         collapse_memory()
         assert resident() < before + 16 * MIB
+
+    def test_what_a_parent_shares_with_its_child_stays_shared(self) -> None:
+        script = """
+import mmap, os, sys
+from looped_spec.huge_pages import collapse_memory
+held = mmap.mmap(-1, 64 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+held.write(b"1" * (64 << 20))
+if os.fork() == 0:
+    collapse_memory()
+    with open("/proc/self/smaps_rollup") as file:
+        print(next(line for line in file if line.startswith("Private_Dirty:")).split()[1])
+    sys.stdout.flush()
+    os._exit(0)
+os.wait()
+"""
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", script],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=PATIENCE_SECONDS,
+        )
+        assert int(done.stdout) * 1024 < 32 * MIB
 
     def test_the_cache_of_keys_and_values_lies_in_them(self) -> None:
         pool = KVPool([KVPlane("k", 2, 64)], 4096, 16, torch.float32, torch.device("cpu"))
@@ -105,15 +141,69 @@ class TestWhereTheKernelHasThem:
             assert in_huge_pages(pages) >= pages.nbytes - 4 * MIB
             assert not pages.any()
 
-    @pytest.mark.parametrize("way", ["plain", "transposed"])
+    @pytest.mark.usefixtures("no_collapsing")
+    @pytest.mark.parametrize("way", ["plain", "transposed", "native_fp32", "native_bf16"])
     def test_weights_lie_in_them_whatever_keeps_them(self, way: str) -> None:
+        if way.startswith("native"):
+            try:
+                LinearKernels()
+            except BuildError as error:
+                pytest.skip(f"no native kernels: {error}")
         module = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(32)))
         x = torch.randn(3, 512)
         with torch.inference_mode():
+            for layer in module:
+                layer.weight.copy_(layer.weight.bfloat16())
             want = module(x)
             arrange_linears(module.requires_grad_(False), way)
             torch.testing.assert_close(module(x), want)
-        assert in_huge_pages(*(layer.weight for layer in module)) >= 24 * MIB
+            weights = [
+                layer.packed.tiles.words if isinstance(layer, PackedLinear) else layer.weight
+                for layer in module
+            ]
+            total = sum(weight.nbytes for weight in weights)
+            assert not any(weight.untyped_storage().resizable() for weight in weights)
+            assert in_huge_pages(*weights) >= total - 4 * MIB
+            places = [weight.data_ptr() for weight in weights]
+            arrange_linears(module, "plain")  # somebody may know where they lie
+            assert [weight.data_ptr() for weight in weights] == places
+            torch.testing.assert_close(module(x), want)
+
+    @pytest.mark.usefixtures("no_collapsing")
+    def test_tensors_that_share_memory_go_on_sharing_it(self) -> None:
+        module = nn.Sequential(*(nn.Linear(1024, 1024, bias=False) for _ in range(4)))
+        module.requires_grad_(False)
+        module[1].weight = nn.Parameter(module[0].weight.data, requires_grad=False)
+        module[2].register_buffer("alias", module[2].weight.data[:5])
+        module[0].tied = module[3].weight  # one parameter, two names
+        arrange_linears(module, "plain")
+        module[0].weight[0, 0] = 7.0
+        module[2].weight[0, 0] = 8.0
+        assert module[1].weight[0, 0] == 7.0 and module[2].alias[0, 0] == 8.0
+        assert module[0].tied is module[3].weight
+        assert not module[3].weight.untyped_storage().resizable()
+
+    def test_weights_of_other_kinds_are_left_alone(self) -> None:
+        module = nn.Sequential(nn.Linear(1024, 1024, bias=False)).requires_grad_(False)
+        sparse = torch.eye(8).to_sparse()
+        module.sparse = nn.Parameter(sparse, requires_grad=False)
+        module.register_buffer("packed", torch.eye(8).to_mkldnn())
+        module.nowhere = nn.Parameter(torch.empty(2048, 2048, device="meta"), requires_grad=False)
+        arrange_linears(module, "plain")
+        assert not module[0].weight.untyped_storage().resizable()
+        assert torch.equal(module.sparse.to_dense(), torch.eye(8))
+
+    def test_a_model_that_finds_no_room_stays_where_it_is(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def none_left(*_: object, **__: object) -> None:
+            raise OSError(12, "Cannot allocate memory")
+
+        monkeypatch.setattr(huge_pages.mmap, "mmap", none_left)
+        module = nn.Sequential(nn.Linear(1024, 1024, bias=False)).requires_grad_(False)
+        want = module[0].weight.clone()
+        arrange_linears(module, "plain")
+        assert torch.equal(module[0].weight, want)
 
     def test_prepacked_weights_lie_in_them(self) -> None:
         module = nn.Sequential(*(nn.Linear(512, 512, bias=False) for _ in range(32)))
@@ -150,27 +240,34 @@ def test_a_system_that_does_not_tell_of_its_memory_is_left_alone(
     monkeypatch.setattr(huge_pages, "_SELF", tmp_path)
     assert collapse_memory() == 0
     (tmp_path / "maps").write_text("")
+    (tmp_path / "pagemap").write_bytes(b"")
     assert collapse_memory() == 0
     (tmp_path / "smaps_rollup").write_text("Rss: 1 kB\n")
     assert collapse_memory() == 0
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="calls madvise")
-def test_a_kernel_that_refuses_is_asked_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    numbers = torch.ones(1024 * MIB // 4)
-    asked: list[int] = []
+@pytest.mark.parametrize(("error", "is_asked_on"), [("EAGAIN", True), ("ENOMEM", False)])
+def test_a_page_that_is_busy_keeps_no_other_from_being_moved(
+    error: str, is_asked_on: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = torch.ones(512 * MIB // 4)
+    asked: list[tuple[int, int]] = []
 
-    def refuse(address: int, length: int, advice: int) -> bool:
-        asked.append(length)
-        return False
+    def refuse(address: int, length: int, advice: int) -> int:
+        asked.append((address, length))
+        return int(getattr(errno, error))
 
     monkeypatch.setattr(huge_pages, "huge_page_bytes", lambda: 2 * MIB)
     monkeypatch.setattr(huge_pages, "_advise", refuse)
     collapse_memory()
-    assert numbers.all()
-    assert sum(asked) < 1024 * MIB  # once in each run of full memory
+    begin, end = numbers.data_ptr(), numbers.data_ptr() + numbers.nbytes
+    within = sum(length for address, length in asked if begin <= address < end)
+    assert (within > 500 * MIB) if is_asked_on else (len(asked) == 1)
+    asked.clear()
     ask_for_huge_pages(torch.empty(MIB // 4))  # too small for one
     ask_for_huge_pages(torch.empty(64 * MIB, device="meta"))
+    assert not asked
 
 
 def test_regions_are_those_that_no_file_stands_behind(monkeypatch: pytest.MonkeyPatch) -> None:
