@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import math
 import mmap
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy
@@ -26,8 +27,8 @@ from torch import Tensor
 _SETTINGS = Path("/sys/kernel/mm/transparent_hugepage")
 _SELF = Path("/proc/self")
 
-# Of <linux/mman.h>; the second came with Linux 6.1.
-_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
+# Of <linux/mman.h>; the second came with Linux 5.14, the third with 6.1.
+_MADV_HUGEPAGE, _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 14, 23, 25
 # With base pages of 16 or 64 KiB a huge one has 32 or 512 MiB, most of which would stay empty.
 _LARGEST = 1 << 22
 # So many at once: a kernel that has no free ones left, or knows none of this, is not asked again.
@@ -61,6 +62,30 @@ def ask_for_huge_pages(tensor: Tensor) -> None:
     last = (tensor.data_ptr() + tensor.nbytes) // size
     if first < last:
         _advise(first * size, (last - first) * size, _MADV_HUGEPAGE)
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return zeros, in huge pages where there are any; their memory is taken at once."""
+    size, num_bytes = huge_page_bytes(), math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or not size or num_bytes < size:
+        return torch.zeros(shape, dtype=dtype, device=device)
+    try:
+        chunk, offset = _new_chunk(num_bytes, size)
+    except OSError:
+        return torch.zeros(shape, dtype=dtype)
+    memory = torch.frombuffer(chunk, dtype=torch.uint8, count=num_bytes, offset=offset)
+    _advise(memory.data_ptr(), num_bytes, _MADV_POPULATE_WRITE)  # or it comes as it is written to
+    return memory.view(dtype).view(*shape)
+
+
+def _new_chunk(num_bytes: int, size: int) -> tuple[mmap.mmap, int]:
+    """Return memory of zeros, and where in it a huge page begins of which so many bytes are free;
+    raise `OSError` if there is none."""
+    pages = -(-num_bytes // size) + 1
+    chunk = mmap.mmap(-1, pages * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    view = torch.frombuffer(chunk, dtype=torch.uint8)
+    ask_for_huge_pages(view)
+    return chunk, -view.data_ptr() % size
 
 
 class HugePageArena:
@@ -98,12 +123,8 @@ class HugePageArena:
         """Return a chunk and where in it so many bytes are free."""
         chunk, offset = self._chunk, -(-self._used // self._ALIGNMENT) * self._ALIGNMENT
         if chunk is None or offset + num_bytes > len(chunk):
-            pages = -(-max(num_bytes, self._CHUNK_BYTES) // self._size) + 1
-            private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-            chunk = self._chunk = mmap.mmap(-1, pages * self._size, flags=private)
-            view = torch.frombuffer(chunk, dtype=torch.uint8)
-            ask_for_huge_pages(view)
-            offset = -view.data_ptr() % self._size
+            chunk, offset = _new_chunk(max(num_bytes, self._CHUNK_BYTES), self._size)
+            self._chunk = chunk
         self._used = offset + num_bytes
         return chunk, offset
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from looped_spec.adapter import KVPlane
-from looped_spec.huge_pages import ask_for_huge_pages
+from looped_spec.huge_pages import zeros
 
 TRASH_BLOCK = 0
 """Block that padded rows and positions past a row's limit write to; it is never given to a
@@ -152,11 +152,7 @@ class KVPool:
         for plane in planes:
             shape = (num_blocks + 1, block_size, plane.num_kv_heads, plane.head_dim)
             # Zeros, not empty: what is masked still meets a zero weight, and 0 * NaN would be NaN.
-            pair = [torch.empty(shape, dtype=dtype, device=device) for _ in range(2)]
-            for pool in pair:
-                ask_for_huge_pages(pool)
-                pool.zero_()
-            self.planes.append((pair[0], pair[1]))
+            self.planes.append((zeros(shape, dtype, device), zeros(shape, dtype, device)))
 
     def write(self, plane: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Write k and v ([B, T, kv_heads, head_dim]) of rows whose flat slots are `slots` ([B * T]
