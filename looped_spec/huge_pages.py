@@ -17,6 +17,8 @@ import errno
 import math
 import mmap
 import re
+import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -33,6 +35,7 @@ _MADV_HUGEPAGE, _MADV_POPULATE_WRITE, _MADV_COLLAPSE = 14, 23, 25
 _LARGEST = 1 << 22
 # So many at once: a kernel that has no free ones left, or knows none of this, is not asked again.
 _AT_ONCE = 64
+_TAKEN_AT_ONCE = 1 << 26
 _HOPELESS = (errno.ENOMEM, errno.EINVAL)
 # Of an entry of /proc/self/pagemap: there, and mapped by this process alone. A page that a child
 # shares with its parent is not, nor is the one page of zeros that stands for what was only read.
@@ -65,7 +68,7 @@ def ask_for_huge_pages(tensor: Tensor) -> None:
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return zeros, in huge pages where there are any; their memory is taken at once."""
+    """Return zeros, in huge pages where there are any; see `take_soon` for their memory."""
     size, num_bytes = huge_page_bytes(), math.prod(shape) * dtype.itemsize
     if device.type != "cpu" or not size or num_bytes < size:
         return torch.zeros(shape, dtype=dtype, device=device)
@@ -74,8 +77,29 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
     except OSError:
         return torch.zeros(shape, dtype=dtype)
     memory = torch.frombuffer(chunk, dtype=torch.uint8, count=num_bytes, offset=offset)
-    _advise(memory.data_ptr(), num_bytes, _MADV_POPULATE_WRITE)  # or it comes as it is written to
     return memory.view(dtype).view(*shape)
+
+
+def take_soon(tensors: Sequence[Tensor]) -> None:
+    """Take the memory of `zeros` in the background, beside whatever comes next.
+
+    What was not taken yet is taken as it is written to. So a cache that does not fit shows early,
+    and nobody waits for the system to clear what is not used yet.
+    """
+    left = [weakref.ref(tensor) for tensor in tensors if tensor.is_cpu]
+    if huge_page_bytes() and left:
+        threading.Thread(target=_take, args=(left,), name="take memory", daemon=True).start()
+
+
+def _take(tensors: Sequence[weakref.ref[Tensor]]) -> None:
+    for one in tensors:
+        done = 0
+        while (tensor := one()) is not None and done < tensor.nbytes:
+            length = min(_TAKEN_AT_ONCE, tensor.nbytes - done)
+            start = (tensor.data_ptr() + done) // mmap.PAGESIZE * mmap.PAGESIZE
+            if _advise(start, length, _MADV_POPULATE_WRITE):
+                return
+            done += length
 
 
 def _new_chunk(num_bytes: int, size: int) -> tuple[mmap.mmap, int]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from looped_spec.adapter import KVPlane
-from looped_spec.huge_pages import zeros
+from looped_spec.huge_pages import take_soon, zeros
 
 TRASH_BLOCK = 0
 """Block that padded rows and positions past a row's limit write to; it is never given to a
@@ -153,6 +153,7 @@ class KVPool:
             shape = (num_blocks + 1, block_size, plane.num_kv_heads, plane.head_dim)
             # Zeros, not empty: what is masked still meets a zero weight, and 0 * NaN would be NaN.
             self.planes.append((zeros(shape, dtype, device), zeros(shape, dtype, device)))
+        take_soon([pool for pair in self.planes for pool in pair])
 
     def write(self, plane: int, slots: Tensor, k: Tensor, v: Tensor) -> None:
         """Write k and v ([B, T, kv_heads, head_dim]) of rows whose flat slots are `slots` ([B * T]
