@@ -59,7 +59,7 @@ def huge_page_bytes() -> int:
 def ask_for_huge_pages(tensor: Tensor) -> None:
     """Let a tensor on the CPU that was not written to yet get huge pages as it is."""
     size = huge_page_bytes()
-    if not size or not tensor.is_cpu:
+    if not size or type(tensor) is not Tensor or not tensor.is_cpu:
         return
     first = -(-tensor.data_ptr() // size)
     last = (tensor.data_ptr() + tensor.nbytes) // size
@@ -70,7 +70,8 @@ def ask_for_huge_pages(tensor: Tensor) -> None:
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Return zeros, in huge pages where there are any; see `take_soon` for their memory."""
     size, num_bytes = huge_page_bytes(), math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or not size or num_bytes < size:
+    is_real = type(torch.empty(0)) is Tensor  # not within a mode that only pretends to compute
+    if device.type != "cpu" or not size or num_bytes < size or not is_real:
         return torch.zeros(shape, dtype=dtype, device=device)
     try:
         chunk, offset = _new_chunk(num_bytes, size)
@@ -86,20 +87,28 @@ def take_soon(tensors: Sequence[Tensor]) -> None:
     What was not taken yet is taken as it is written to. So a cache that does not fit shows early,
     and nobody waits for the system to clear what is not used yet.
     """
-    left = [weakref.ref(tensor) for tensor in tensors if tensor.is_cpu]
+    left = [
+        (weakref.ref(tensor), tensor.data_ptr(), tensor.nbytes)
+        for tensor in tensors
+        if type(tensor) is Tensor and tensor.is_cpu
+    ]
     if huge_page_bytes() and left:
         threading.Thread(target=_take, args=(left,), name="take memory", daemon=True).start()
 
 
-def _take(tensors: Sequence[weakref.ref[Tensor]]) -> None:
-    for one in tensors:
-        done = 0
-        while (tensor := one()) is not None and done < tensor.nbytes:
-            length = min(_TAKEN_AT_ONCE, tensor.nbytes - done)
-            start = (tensor.data_ptr() + done) // mmap.PAGESIZE * mmap.PAGESIZE
+def _take(places: Sequence[tuple[weakref.ref[Tensor], int, int]]) -> None:
+    """Take memory piece by piece. No operation of a tensor is called: whoever watches those of a
+    round meanwhile would see them too."""
+    for owner, begin, num_bytes in places:
+        for done in range(0, num_bytes, _TAKEN_AT_ONCE):
+            held = owner()  # or the memory may go, and another's come, before the call
+            if held is None:
+                break
+            start = (begin + done) // mmap.PAGESIZE * mmap.PAGESIZE
+            length = min(_TAKEN_AT_ONCE, num_bytes - done)
             if _advise(start, length, _MADV_POPULATE_WRITE):
                 return
-            done += length
+            del held
 
 
 def _new_chunk(num_bytes: int, size: int) -> tuple[mmap.mmap, int]:

@@ -8,12 +8,14 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
 from processes import PATIENCE_SECONDS
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from looped_spec import huge_pages
 from looped_spec.adapter import KVPlane
@@ -144,6 +146,28 @@ os.wait()
             assert time.monotonic() < end  # nobody has written to it
             time.sleep(0.01)
         assert not any(pages.any() for pages in pool.planes[0])
+
+    def test_memory_is_taken_without_an_operation_of_a_tensor(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whoever watches the operations of a round would take them for its own."""
+        pages = huge_pages.zeros([8 * MIB], torch.float32, torch.device("cpu"))
+        places = [(weakref.ref(pages), pages.data_ptr(), pages.nbytes)]
+
+        def refuse(self: Tensor) -> int:
+            raise AssertionError
+
+        with monkeypatch.context() as patch:
+            for name in ("data_ptr", "nbytes", "numel", "untyped_storage", "is_cpu"):
+                patch.setattr(torch.Tensor, name, property(refuse), raising=False)
+            huge_pages._take(places)
+        assert in_huge_pages(pages) >= 28 * MIB
+
+    def test_a_cache_that_is_only_pretended_takes_no_memory(self) -> None:
+        with FakeTensorMode():
+            pool = KVPool([KVPlane("k", 2, 64)], 1 << 20, 16, torch.float32, torch.device("cpu"))
+            ask_for_huge_pages(pool.planes[0][0])
+            assert pool.planes[0][0].shape == ((1 << 20) + 1, 16, 2, 64)
 
     def test_a_cache_that_is_given_up_is_not_waited_for(self) -> None:
         before = threading.active_count()
