@@ -78,6 +78,7 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
     except OSError:
         return torch.zeros(shape, dtype=dtype)
     memory = torch.frombuffer(chunk, dtype=torch.uint8, count=num_bytes, offset=offset)
+    ask_for_huge_pages(memory)  # its end, which fills none, lies in small ones
     return memory.view(dtype).view(*shape)
 
 
@@ -116,9 +117,7 @@ def _new_chunk(num_bytes: int, size: int) -> tuple[mmap.mmap, int]:
     raise `OSError` if there is none."""
     pages = -(-num_bytes // size) + 1
     chunk = mmap.mmap(-1, pages * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    view = torch.frombuffer(chunk, dtype=torch.uint8)
-    ask_for_huge_pages(view)
-    return chunk, -view.data_ptr() % size
+    return chunk, -torch.frombuffer(chunk, dtype=torch.uint8).data_ptr() % size
 
 
 class HugePageArena:
@@ -157,6 +156,7 @@ class HugePageArena:
         chunk, offset = self._chunk, -(-self._used // self._ALIGNMENT) * self._ALIGNMENT
         if chunk is None or offset + num_bytes > len(chunk):
             chunk, offset = _new_chunk(max(num_bytes, self._CHUNK_BYTES), self._size)
+            ask_for_huge_pages(torch.frombuffer(chunk, dtype=torch.uint8))
             self._chunk = chunk
         self._used = offset + num_bytes
         return chunk, offset

@@ -147,6 +147,16 @@ os.wait()
             time.sleep(0.01)
         assert not any(pages.any() for pages in pool.planes[0])
 
+    def test_the_end_of_a_plane_fills_no_huge_page(self) -> None:
+        """A cache has dozens of planes: a page for the end of each would be a tenth of it."""
+        cpu = torch.device("cpu")
+        before = resident()
+        planes = [huge_pages.zeros([4 * MIB + 8192], torch.uint8, cpu) for _ in range(32)]
+        for plane in planes:
+            plane.fill_(1)
+        assert resident() - before < 32 * 4 * MIB + 16 * MIB
+        assert in_huge_pages(*planes) >= 32 * 4 * MIB - 8 * MIB
+
     def test_memory_is_taken_without_an_operation_of_a_tensor(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
