@@ -14,6 +14,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +73,7 @@ def products(config: dict[str, Any]) -> dict[str, dict[str, list[Product]]]:
         weight = (0.02 * torch.randn(shape, generator=generator)).bfloat16().float()
         for pages, place in placed.items():
             own = place(weight)
-            add("torch", pages, lambda x, own=own: F.linear(x, own))  # type: ignore[misc]
+            add("torch", pages, partial(F.linear, weight=own))
         if kernels is None:
             continue
         for way, as_bf16 in (("native_fp32", False), ("native_bf16", True)):
@@ -80,7 +81,7 @@ def products(config: dict[str, Any]) -> dict[str, dict[str, list[Product]]]:
             assert packed is not None
             for pages, place in placed.items():
                 tiles = Tiles(place(packed.words), packed.outputs)
-                add(way, pages, lambda x, tiles=tiles: kernels.linear(x, tiles))  # type: ignore[misc]
+                add(way, pages, partial(kernels.linear, tiles=tiles))
     return found
 
 
