@@ -12,9 +12,11 @@ from looped_spec.errors import CapacityError, ConfigError
 from looped_spec.runtime.in_flight import RoundInFlight
 from looped_spec.runtime.outputs import SpeculationMetrics
 from looped_spec.runtime.policy import SpeculationPolicy
-from looped_spec.runtime.request import Detokenizer, Request, Status
-from looped_spec.runtime.runner import ModelRunner, RoundResult
-from looped_spec.runtime.scheduler import PrefillChunk, Scheduler
+from looped_spec.runtime.prefiller import Interruption, OnFirstTokens, Prefiller, TakeNewcomers
+from looped_spec.runtime.request import Detokenizer, Request
+from looped_spec.runtime.round_result import RoundResult
+from looped_spec.runtime.runner import ModelRunner
+from looped_spec.runtime.scheduler import Scheduler
 from looped_spec.runtime.tally import RoundTally, check_finite
 from looped_spec.runtime.token_logprobs import TokenLogprobs
 from looped_spec.sampling_params import SamplingParams
@@ -55,6 +57,7 @@ class Engine:
         self.metrics = SpeculationMetrics()
         self.async_scheduling = async_scheduling and runner.exit_rule is None
         self.num_discarded_rounds = 0
+        self._prefiller = Prefiller(runner, scheduler, self._commit)
         self._in_flight: RoundInFlight | None = None
         self._last_done = 0.0
         self._is_clean = True
@@ -129,12 +132,19 @@ class Engine:
         """Whether any request is unfinished."""
         return self.scheduler.has_work
 
-    def step(self, on_first_tokens: Callable[[list[Request]], None] | None = None) -> list[Request]:
+    def step(
+        self,
+        on_first_tokens: OnFirstTokens | None = None,
+        take_newcomers: TakeNewcomers | None = None,
+    ) -> list[Request]:
         """Run one step and return the requests that got tokens; finished ones have left the
         scheduler.
 
-        `on_first_tokens` is called with those that got their first, before the round of the others,
-        so that whoever waits for them need not wait for the round too.
+        `on_first_tokens` is called with those that got their first, before the round of the others
+        goes on, so that whoever waits for them need not wait for the round too. `take_newcomers` is
+        called between the passes of a round that can stand still there: one that is not captured,
+        not submitted ahead and without early exit, on the CPU. Whom it adds to the scheduler gets a
+        first token at once, as far as rows, memory and the step's budget go, and once a round.
 
         If the model or a detokenizer raises, what was committed before stays committed, and every
         request that is still open may be aborted or stepped again. Logits that are not finite raise
@@ -152,7 +162,7 @@ class Engine:
             self.num_discarded_rounds += 1
             current = None
         if current is None:
-            current, touched = self._begin(on_first_tokens)
+            current, touched = self._begin(on_first_tokens, take_newcomers)
         is_clean = True
         if current is not None:
             ahead = self._submit_ahead(current) if self.async_scheduling else None
@@ -163,7 +173,7 @@ class Engine:
         return touched
 
     def _begin(
-        self, on_first_tokens: Callable[[list[Request]], None] | None
+        self, on_first_tokens: OnFirstTokens | None, take_newcomers: TakeNewcomers | None
     ) -> tuple[RoundInFlight | None, list[Request]]:
         """Schedule, run what is to be prefilled and submit a round; return it and the requests
         that got their first token."""
@@ -179,15 +189,19 @@ class Engine:
         touched: list[Request] = []
         if schedule.prefill:
             before = time.perf_counter()
-            touched = self._prefill(schedule.prefill)
-            if touched and on_first_tokens is not None:
-                on_first_tokens(touched)
+            touched = self._prefiller.run(schedule.prefill, on_first_tokens)
             start += time.perf_counter() - before  # it is done when its tokens are here
         if plan is None:
             return None, touched
         # By their rows, which are one piece of the tables while the batch is full.
         decode.sort(key=attrgetter("row"))
-        return self._submit(decode, plan, candidate, start), touched
+        interruption: Interruption | None = None
+        if take_newcomers is not None and self.runner.can_interrupt and not self.async_scheduling:
+            k = candidate.num_speculative_tokens
+            interruption = Interruption(
+                self._prefiller, take_newcomers, on_first_tokens, schedule.budget, k
+            )
+        return self._submit(decode, plan, candidate, start, interruption=interruption), touched
 
     def _submit(
         self,
@@ -196,6 +210,7 @@ class Engine:
         candidate: Candidate,
         start: float,
         unread_tokens: int = 0,
+        interruption: Interruption | None = None,
     ) -> RoundInFlight:
         """Submit a round; without asynchronous scheduling it is run when it is read."""
         k = candidate.num_speculative_tokens
@@ -213,7 +228,7 @@ class Engine:
             if runner.device.type != "cuda":
                 done = time.perf_counter()  # a device that does not run ahead of the host
         else:
-            read = partial(runner.round, requests, candidate, plan.shadow_depths)
+            read = partial(runner.round, requests, candidate, plan.shadow_depths, interruption)
         self.newest_submitted = candidate
         return RoundInFlight(
             policy=self.policy,
@@ -226,6 +241,7 @@ class Engine:
             started=start,
             done=done,
             read=read,
+            interruption=interruption,
         )
 
     def _submit_ahead(self, current: RoundInFlight) -> RoundInFlight | None:
@@ -294,23 +310,6 @@ class Engine:
         ]
         return min(same_depth, key=lambda c: c.num_speculative_tokens, default=candidate)
 
-    def _prefill(self, chunks: list[PrefillChunk]) -> list[Request]:
-        touched = []
-        logprobs: dict[int, TokenLogprobs] = {}
-        if all([chunk.request.logprobs is None for chunk in chunks]):
-            tokens = self.runner.prefill(chunks)
-        else:
-            tokens = self.runner.prefill(chunks, logprobs)
-        check_finite([chunk.request for chunk in chunks], tokens)
-        for place, (chunk, token) in enumerate(zip(chunks, tokens, strict=True)):
-            self.scheduler.note_computed(chunk.request, chunk.stop)
-            if token is not None:
-                chunk.request.status = Status.DECODING
-                own = logprobs.get(place)
-                self._commit(chunk.request, [token], None if own is None else [own])
-                touched.append(chunk.request)
-        return touched
-
     def _finish(self, current: RoundInFlight, touched: list[Request]) -> bool:
         """Read a round and commit it; add its requests to `touched`, and tell the policy. Return
         whether all that it computed is finite."""
@@ -328,6 +327,9 @@ class Engine:
         start = current.started
         if current.is_ahead:  # it began when the round before was done, or later
             start = max(start, self._last_done)
+        if current.interruption is not None:
+            start += current.interruption.seconds
+            touched += current.interruption.touched
         seconds = done - start
         self._last_done = done
         k = current.candidate.num_speculative_tokens

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from looped_spec.control.plan import Candidate, SpeculationPlan
 from looped_spec.runtime.policy import SpeculationPolicy
+from looped_spec.runtime.prefiller import Interruption
 from looped_spec.runtime.request import Request, Status
-from looped_spec.runtime.runner import RoundResult
+from looped_spec.runtime.round_result import RoundResult
 
 
 @dataclass(slots=True)
@@ -28,6 +29,7 @@ class RoundInFlight:
         started: when it began, in seconds of `time.perf_counter`.
         done: when the device was done, where that is known before the result is read.
         read: returns the result; waits for it if need be.
+        interruption: what newcomers may do while it is read, None where it cannot stand still.
     """
 
     policy: SpeculationPolicy
@@ -40,6 +42,7 @@ class RoundInFlight:
     started: float
     done: float | None
     read: Callable[[], RoundResult]
+    interruption: Interruption | None = None
 
     def live(self) -> list[int]:
         """Return the places of the requests that its result still concerns.

@@ -73,6 +73,7 @@ def speculative_round(
     mode: SamplingMode,
     shadow_depths: Sequence[int] = (),
     on_targets: OnTargets | None = None,
+    between_passes: Callable[[], None] | None = None,
 ) -> RoundOutput:
     """Draft K tokens with d loops, verify them with all D loops; K = 0 is plain decoding.
 
@@ -99,6 +100,8 @@ def speculative_round(
         shadow_depths: other depths than d, each 1..D - 1; only for a model with
             `can_read_shadows`.
         on_targets: gets the target's logits and tokens of all K + 1 rows.
+        between_passes: called before each loop pass, not in a round that is captured; it may run
+            passes of other requests.
     """
     k = num_speculative_tokens
     resumable = adapter.capabilities.resumable
@@ -121,6 +124,8 @@ def speculative_round(
         step_ctx = ctx.column(step, draft_depth)
         state = adapter.prelude(inputs[step][:, None], step_ctx)
         for index in range(draft_loops):
+            if between_passes is not None:
+                between_passes()
             state = adapter.loop(state, index, step_ctx)
             if index + 1 in passed and index + 1 < draft_loops:
                 passed[index + 1].append(state)
@@ -139,6 +144,8 @@ def speculative_round(
         state = adapter.prelude(torch.stack(inputs, dim=1), ctx)
         shallow = 0
     for index in range(shallow, full_loops):
+        if between_passes is not None:
+            between_passes()
         state = adapter.loop(state, index, ctx)
         if index + 1 in passed:
             passed[index + 1].append(state)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -64,6 +64,8 @@ class RoundProgram:
         self.backend = backend
         self.state = state
         self.full_loops = full_loops
+        self.between_passes: Callable[[], None] | None = None
+        """Called between two passes of a round that is not captured; see `speculative_round`."""
 
     @property
     def static_tensors(self) -> list[Tensor]:
@@ -115,6 +117,7 @@ class RoundProgram:
             mode=shape.mode,
             shadow_depths=shadow_depths,
             on_targets=on_targets,
+            between_passes=None if has_padding else self.between_passes,
         )
         rows.advance(out.next_token, out.next_position)
         parts = [out.tokens, out.accepted[:, None]]

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from typing import cast
 
 import torch
@@ -21,6 +20,7 @@ from looped_spec.runtime.readback import Readback
 from looped_spec.runtime.request import Request
 from looped_spec.runtime.round import can_read_shadows, prefill
 from looped_spec.runtime.round_program import RoundProgram, RoundShape
+from looped_spec.runtime.round_result import RoundResult
 from looped_spec.runtime.row_state import RowState
 from looped_spec.runtime.sampler import NOT_FINITE, SamplingMode
 from looped_spec.runtime.scheduler import PrefillChunk
@@ -29,40 +29,6 @@ from looped_spec.runtime.token_logprobs import TokenLogprobs
 # A batch of prompts is padded to its longest chunk; below this share of real rows it is run in
 # parts.
 _MIN_FILL = 0.5
-
-
-@dataclass(frozen=True)
-class RoundResult:
-    """A round on the host, per request: the target's tokens (or `NOT_FINITE`), how many drafts
-    were accepted, and the work done, in rows times loops.
-
-    `shadow` holds for each of `shadow_depths` in how many leading rows a draft of that depth
-    agrees with the target; those behind `accepted` tell nothing. `logprobs` has an entry for each
-    of a request's tokens, or None for one that does not ask; empty where nobody does.
-    """
-
-    tokens: list[list[int]]
-    accepted: list[int]
-    loop_rows: list[int]
-    shadow_depths: tuple[int, ...] = ()
-    shadow: list[list[int]] = field(default_factory=list)
-    logprobs: list[list[TokenLogprobs] | None] = field(default_factory=list)
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether every row had logits to choose from, those behind a rejected draft too."""
-        return min(map(min, self.tokens)) != NOT_FINITE
-
-    def part(self, places: Sequence[int]) -> RoundResult:
-        """Return the result of some of the requests, by their places."""
-        return RoundResult(
-            [self.tokens[place] for place in places],
-            [self.accepted[place] for place in places],
-            [self.loop_rows[place] for place in places],
-            self.shadow_depths,
-            [self.shadow[place] for place in places] if self.shadow else [],
-            [self.logprobs[place] for place in places] if self.logprobs else [],
-        )
 
 
 class RoundTicket:
@@ -148,6 +114,12 @@ class ModelRunner:
     def can_read_shadows(self) -> bool:
         """Whether a round can tell what drafts of another depth would have been."""
         return self.exit_rule is None and can_read_shadows(self.adapter)
+
+    @property
+    def can_interrupt(self) -> bool:
+        """Whether something else can be run between two passes of a round: not where the device
+        runs ahead of the host, which knows no more then what took how long."""
+        return self.exit_rule is None and self.device.type == "cpu"
 
     def prepare(self, requests: Sequence[Request]) -> None:
         """Bring tables and cache in line with what the requests hold now; call it before they run.
@@ -240,17 +212,23 @@ class ModelRunner:
         requests: Sequence[Request],
         candidate: Candidate,
         shadow_depths: Sequence[int] = (),
+        between_passes: Callable[[], None] | None = None,
     ) -> RoundResult:
         """Run one round of `candidate` for requests whose newest token has no keys and values
         yet.
 
         Shadow depths that the model cannot tell of, or that are no other draft depth, are left
-        out.
+        out. `between_passes` may prefill other requests; it is called only if `can_interrupt`, and
+        not in a round that was captured.
         """
         if self.exit_rule is not None:
             assert candidate.num_speculative_tokens == 0, "early exit runs without speculation"
             return self._exit_round(requests, self.exit_rule)
-        return self.submit(requests, candidate, shadow_depths).result()
+        self.program.between_passes = between_passes
+        try:
+            return self.submit(requests, candidate, shadow_depths).result()
+        finally:
+            self.program.between_passes = None
 
     @torch.inference_mode()
     def submit(

@@ -29,10 +29,12 @@ class PrefillChunk:
 
 @dataclass
 class Schedule:
-    """What one step runs: `decode` in the order of arrival, after the prefill chunks."""
+    """What one step runs: `decode` in the order of arrival, after the prefill chunks; `budget`
+    tokens are left for more of these."""
 
     prefill: list[PrefillChunk] = field(default_factory=list)
     decode: list[Request] = field(default_factory=list)
+    budget: int = 0
 
 
 class Scheduler:
@@ -154,12 +156,19 @@ class Scheduler:
                 self._grow_for_drafts(request, k)
         rows = num_speculative_tokens + 1
         least = min(self.block_size, self.max_num_batched_tokens)
-        budget = max(self.max_num_batched_tokens - rows * len(decode), least)
+        step.budget = max(self.max_num_batched_tokens - rows * len(decode), least)
         prefilling = Status.PREFILLING
         for request in [request for request in self.running if request.status is prefilling]:
-            budget = self._add_chunk(step, request, budget)
-        self._admit(step, budget, num_speculative_tokens)
+            self._add_chunk(step, request)
+        self._admit(step, num_speculative_tokens)
         return step
+
+    def admit(self, budget: int, num_speculative_tokens: int) -> list[PrefillChunk]:
+        """Let in who waits while a round with so many drafts is under way, as far as rows, memory
+        and `budget` tokens go; return what is to be computed of their prompts."""
+        step = Schedule(budget=budget)
+        self._admit(step, num_speculative_tokens)
+        return step.prefill
 
     def finish(self, request: Request) -> None:
         """Take a request out, whatever its status, and free what it holds."""
@@ -223,7 +232,7 @@ class Scheduler:
         rows = {request.row for request in self.running}
         self._free_rows = [row for row in range(self._num_rows - 1, -1, -1) if row not in rows]
 
-    def _admit(self, step: Schedule, budget: int, num_speculative_tokens: int) -> None:
+    def _admit(self, step: Schedule, num_speculative_tokens: int) -> None:
         """Let in who waits, in the order of arrival, as far as rows, memory and budget go.
 
         Who could soon take over what another is just computing is held back; rows and memory are
@@ -232,7 +241,7 @@ class Scheduler:
         held: list[Request] = []
         kept_free = 0
         try:
-            while self.waiting and len(self._free_rows) > len(held) and budget > 0:
+            while self.waiting and len(self._free_rows) > len(held) and step.budget > 0:
                 request = self.waiting[0]
                 # With room for its first round too: it would be preempted at once for want of it,
                 # and a victim would take back the memory that it has just given.
@@ -260,7 +269,7 @@ class Scheduler:
                     request.status = Status.DECODING
                     continue
                 request.status = Status.PREFILLING
-                budget = self._add_chunk(step, request, budget)
+                self._add_chunk(step, request)
         finally:
             self.waiting.extendleft(reversed(held))
 
@@ -308,11 +317,11 @@ class Scheduler:
             self.prefix_cache.num_queries += len(request.prompt_token_ids)
             self.prefix_cache.num_hits += request.num_computed
 
-    def _add_chunk(self, step: Schedule, request: Request, budget: int) -> int:
-        stop = min(request.num_tokens, request.num_computed + budget)
+    def _add_chunk(self, step: Schedule, request: Request) -> None:
+        stop = min(request.num_tokens, request.num_computed + step.budget)
         if stop > request.num_computed:
             step.prefill.append(PrefillChunk(request, request.num_computed, stop))
-        return budget - (stop - request.num_computed)
+        step.budget -= stop - request.num_computed
 
     def _grow(self, request: Request, num_tokens: int) -> bool:
         """Give `request` blocks for `num_tokens` tokens; False if there are too few."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from looped_spec.control.plan import RoundFeedback, ShadowCounts, SpeculationPlan
 from looped_spec.errors import NotFiniteError
 from looped_spec.runtime.request import Request
-from looped_spec.runtime.runner import RoundResult
+from looped_spec.runtime.round_result import RoundResult
 from looped_spec.runtime.sampler import NOT_FINITE
 
 

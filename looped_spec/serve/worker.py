@@ -1,8 +1,8 @@
 """The engine's thread: takes requests between rounds, steps, hands out what came of them.
 
 All that touches the engine happens here. The front sends commands, which run before the next step,
-so nothing waits for more than one round; results go back to the front's event loop in one call a
-step.
+so nothing waits for more than one round; new requests need not even wait for that, where a round
+can stand still. Results go back to the front's event loop in one call a step.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ class EngineWorker:
         self._on_failure = on_failure
         self._wake = threading.Condition()
         self._inbox: list[Callable[[], None]] = []
+        self._newcomers: list[Callable[[], None]] = []  # run first, or in the middle of a round
         self._is_closing = False
         self._jobs: dict[int, Job] = {}
         self._unscheduled: list[Job] = []
@@ -62,6 +63,7 @@ class EngineWorker:
         self._failed_steps = 0
         self._failed_answers = 0
         self._last_progress = 0.0
+        self._last_scheduling = 0.0
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -70,20 +72,25 @@ class EngineWorker:
 
     def submit(self, jobs: Sequence[Job]) -> asyncio.Future[None]:
         """Queue jobs, all or none; the future tells when, or raises why not."""
-        return self.ask(lambda: self._queue(jobs))
+        return self._ask(lambda: self._queue(jobs), self._newcomers)
 
     def abort(self, jobs: Iterable[Job]) -> None:
         """End jobs that are still open, before the next step."""
         left = [job for job in jobs if not job.has_ended]
         if left:
-            self._send(lambda: self._abort(left))
+            self._send(lambda: self._abort(left), self._inbox)
 
     def fail_all(self, error: ApiError) -> None:
         """End every open job with an error, before the next step."""
-        self._send(lambda: self._fail(list(self._jobs.values()), error))
+        self._send(lambda: self._fail(list(self._jobs.values()), error), self._inbox)
 
     def ask(self, question: Callable[[], Result]) -> asyncio.Future[Result]:
         """Call `question` between two steps; the future has its answer or exception."""
+        return self._ask(question, self._inbox)
+
+    def _ask(
+        self, question: Callable[[], Result], inbox: list[Callable[[], None]]
+    ) -> asyncio.Future[Result]:
         future: asyncio.Future[Result] = self._loop.create_future()
 
         def answer() -> None:
@@ -94,7 +101,7 @@ class EngineWorker:
             else:
                 self._post(_resolve_future, future, result)
 
-        self._send(answer)
+        self._send(answer, inbox)
         return future
 
     def snapshot(self) -> asyncio.Future[EngineSnapshot]:
@@ -112,9 +119,9 @@ class EngineWorker:
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
-    def _send(self, command: Callable[[], None]) -> None:
+    def _send(self, command: Callable[[], None], inbox: list[Callable[[], None]]) -> None:
         with self._wake:
-            self._inbox.append(command)
+            inbox.append(command)
             self._wake.notify()
 
     def _post(self, function: Callable[..., None], *args: object) -> None:
@@ -132,9 +139,13 @@ class EngineWorker:
         self._post(self._on_loaded, self._llm)
         while True:
             with self._wake:
-                while not (self._inbox or self._engine.has_work or self._is_closing):
+                while not (
+                    self._newcomers or self._inbox or self._engine.has_work or self._is_closing
+                ):
                     self._wake.wait()
-                commands, self._inbox = self._inbox, []
+                commands = [*self._newcomers, *self._inbox]
+                self._newcomers.clear()
+                self._inbox.clear()
                 is_closing = self._is_closing
             if is_closing and not commands and not self._engine.has_work:
                 return
@@ -181,10 +192,10 @@ class EngineWorker:
     # Steps.
 
     def _step(self) -> None:
-        start = time.monotonic()
+        self._last_scheduling = time.monotonic()
         before = self._position()
         try:
-            touched = self._engine.step(lambda first: self._report_first(first, start))
+            touched = self._engine.step(self._report_first, self._take_newcomers)
         except Exception as error:
             self._note_failure(error)
             self._isolate(error)
@@ -192,7 +203,7 @@ class EngineWorker:
         else:
             self._failed_steps = 0
         now = time.monotonic()
-        self._note_scheduled(start)
+        self._note_scheduled()
         for request in touched:
             self._report(request, now)
         if touched or self._position() != before:
@@ -202,9 +213,21 @@ class EngineWorker:
         else:
             time.sleep(0.001)  # nothing could run: blocks are held by nobody that we know
 
-    def _report_first(self, requests: list[Request], start: float) -> None:
+    def _take_newcomers(self) -> bool:
+        """Queue who came during this step; tell whether anybody did."""
+        if not self._newcomers:  # asked between any two passes, so without the lock
+            return False
+        with self._wake:
+            commands = self._newcomers[:]
+            self._newcomers.clear()
+        for command in commands:
+            command()
+        self._last_scheduling = time.monotonic()
+        return True
+
+    def _report_first(self, requests: list[Request]) -> None:
         """Send first tokens on their way while the others' round runs."""
-        self._note_scheduled(start)
+        self._note_scheduled()
         for request in requests:
             self._report(request, time.monotonic())
         self._flush()
@@ -232,7 +255,7 @@ class EngineWorker:
         is_first = self._failed_steps == 1  # a trace for each of a thousand steps helps nobody
         logger.error("a step failed: %s", _one_line(error), exc_info=error if is_first else None)
 
-    def _note_scheduled(self, seconds: float) -> None:
+    def _note_scheduled(self) -> None:
         if not self._unscheduled:
             return
         still: list[Job] = []
@@ -241,7 +264,7 @@ class EngineWorker:
             if job.request.status is Status.WAITING:
                 still.append(job)
             elif job.scheduled is None:
-                job.scheduled = seconds
+                job.scheduled = self._last_scheduling
         self._unscheduled = still
 
     def _report(self, request: Request, now: float) -> None:

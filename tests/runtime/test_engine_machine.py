@@ -53,10 +53,35 @@ class EngineMachine(RuleBasedStateMachine):
         prompt=st.integers(0, len(TEXTS) - 1), params=st.sampled_from(MANY), same_id=st.booleans()
     )
     def add(self, prompt: int, params: SamplingParams, same_id: bool) -> None:
+        self.arrive(prompt, params, same_id)
+
+    def arrive(self, prompt: int, params: SamplingParams, same_id: bool) -> None:
         request = self.engine.add_request(TEXTS[prompt], params)
         if same_id:  # a number says nothing about who it is
             request.request_id = 0
         self.open.append((request, prompt, params))
+
+    @rule(
+        prompt=st.integers(0, len(TEXTS) - 1),
+        params=st.sampled_from(MANY),
+        after=st.integers(0, 8),
+        count=st.integers(1, 3),
+    )
+    def step_into_which_others_come(
+        self, prompt: int, params: SamplingParams, after: int, count: int
+    ) -> None:
+        left = after
+
+        def take_newcomers() -> bool:
+            nonlocal left
+            left -= 1
+            if left != -1:
+                return False
+            for _ in range(count):
+                self.arrive(prompt, params, same_id=False)
+            return True
+
+        self.engine.step(None, take_newcomers)
 
     @rule(times=st.integers(1, 4))
     def step(self, times: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +17,7 @@ from looped_spec.runtime.attention import SdpaBackend
 from looped_spec.runtime.engine import Engine
 from looped_spec.runtime.kv_cache import TRASH_BLOCK, blocks_for
 from looped_spec.runtime.request import Request, Status
-from looped_spec.runtime.runner import RoundResult
+from looped_spec.runtime.round_result import RoundResult
 from looped_spec.runtime.scheduler import PrefillChunk, Scheduler
 from looped_spec.sampling_params import SamplingParams
 from looped_spec.testing.engine import make_engine
@@ -67,6 +67,7 @@ class FakeRunner:
         requests: Sequence[Request],
         candidate: Candidate,
         shadow_depths: Sequence[int] = (),
+        between_passes: Callable[[], None] | None = None,
     ) -> RoundResult:
         k = candidate.num_speculative_tokens
         self.rounds.append(list(requests))

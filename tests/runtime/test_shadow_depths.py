@@ -11,7 +11,7 @@ from toys import PROMPTS, BareToy, like, run_to_end
 
 from looped_spec.control.plan import Candidate, RoundFeedback, SpeculationPlan
 from looped_spec.runtime.engine import Engine
-from looped_spec.runtime.runner import RoundResult
+from looped_spec.runtime.round_result import RoundResult
 from looped_spec.sampling_params import SamplingParams
 from looped_spec.testing.engine import make_engine
 from looped_spec.testing.oracle import dense_generate

@@ -114,6 +114,7 @@ def test_a_new_request_waits_for_no_more_than_the_running_round(
         waited.append(slow.started_between(moment, job.scheduled))
     # A step may have looked for requests just before, and begun just after, one was sent.
     assert len(waited) == 6 and max(waited) <= 1 and sum(waited) <= 2
+    assert all(job.arrival <= job.scheduled for _, (job,) in sent)
     server.assert_idle()
 
 
@@ -132,6 +133,40 @@ def test_a_first_token_does_not_wait_for_the_round_of_the_others(
     with server.client.streaming("/v1/completions", **LONG) as stream:
         next(stream)
         monkeypatch.setattr(runner, "round", waiting)
+        with server.client.streaming(
+            "/v1/completions", prompt="then", max_tokens=3, ignore_eos=True
+        ) as other:
+            assert next(other)["choices"][0]["num_tokens"] == 1
+            arrived.set()
+            assert [event["choices"][0]["finish_reason"] for event in other][-1] == "length"
+    server.assert_idle()
+
+
+def test_a_first_token_does_not_wait_for_the_end_of_a_round_that_is_under_way(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round stands still between two passes until the newcomer's token has arrived."""
+    begun, arrived = threading.Event(), threading.Event()
+    worker, runner = server.front.worker, server.llm.engine.runner
+    whole_round = runner.round
+
+    def holding(*args: Any) -> Any:
+        *rest, look_for_newcomers = args
+        if begun.is_set():
+            return whole_round(*args)
+        begun.set()
+        until(lambda: bool(worker._newcomers))
+
+        def look() -> None:
+            look_for_newcomers()
+            assert arrived.wait(30)
+
+        return whole_round(*rest, look)
+
+    with server.client.streaming("/v1/completions", **LONG) as stream:
+        next(stream)
+        monkeypatch.setattr(runner, "round", holding)
+        assert begun.wait(30)
         with server.client.streaming(
             "/v1/completions", prompt="then", max_tokens=3, ignore_eos=True
         ) as other:

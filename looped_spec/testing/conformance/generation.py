@@ -130,6 +130,32 @@ class GenerationChecks(TextChecks):
             texts.append(requests[-1].output_token_ids)
         self.assert_text(adapter, self.prompt(adapter, 1), texts[0], texts[1], PARAMS[1])
 
+    @pytest.mark.parametrize("place", ["early", "late"])
+    def test_a_prompt_in_the_middle_of_a_round_changes_no_token(
+        self, adapter: ModelAdapter, place: str
+    ) -> None:
+        k, depth = some_drafts(adapter)
+        full = adapter.geometry.default_full_loops
+        before = min(2, full) if place == "early" else k * depth + full  # of so many passes
+        engine = small_engine(adapter, k, depth)
+        requests = [engine.add_request(self.prompt(adapter, n), PARAMS[n]) for n in (0, 1)]
+        engine.step()
+
+        def take_newcomers() -> bool:
+            nonlocal before
+            before -= 1
+            if not before:
+                requests.append(engine.add_request(self.prompt(adapter, 2), PARAMS[2]))
+            return not before
+
+        while engine.has_work:
+            engine.step(None, take_newcomers)
+        if len(requests) < 3:
+            pytest.skip("rounds do not stand still on this device")
+        for number, request in enumerate(requests):
+            prompt, expected = self.prompt(adapter, number), self.oracle(adapter, number)
+            self.assert_text(adapter, prompt, request.output_token_ids, expected, PARAMS[number])
+
     def test_what_the_cache_held_before_is_never_seen(self, adapter: ModelAdapter) -> None:
         tokens = self.sample_tokens(adapter, 2, 7)
         outputs = []

@@ -93,6 +93,21 @@ class RemembersTheLastRequest(BrokenToy):
         return hidden, embedded
 
 
+class SeedsOfTheLastPrelude(BrokenToy):
+    """The loops take the seeds that the prelude has seen, which may be those of another prompt."""
+
+    caught_by = ("test_a_prompt_in_the_middle_of_a_round_changes_no_token",)
+    can = Capabilities()
+
+    def prelude(self, tokens: Tensor, ctx: StageContext) -> LoopState:
+        self.seeds = ctx.seeds
+        return super().prelude(tokens, ctx)
+
+    def loop(self, state: LoopState, index: int, ctx: StageContext) -> LoopState:
+        hidden, embedded = super().loop(state, index, ctx)
+        return hidden + self.seeds[:, None, None] % 7, embedded
+
+
 class FreshNoise(BrokenToy):
     """The initial state is drawn anew at every call."""
 
@@ -132,6 +147,7 @@ FAULTS = (
     CountsItsLoops,
     ReadoutKeptFromTheDraft,
     RemembersTheLastRequest,
+    SeedsOfTheLastPrelude,
     FreshNoise,
     NoiseOfTheChunk,
 )
