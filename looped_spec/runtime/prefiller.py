@@ -97,9 +97,11 @@ class Interruption:
 
     def __call__(self) -> None:
         """Look for newcomers; to be called between two passes of the round."""
-        if self._budget <= 0 or not self._take_newcomers():
+        if self._budget <= 0:
             return
-        start = time.perf_counter()
+        start = time.perf_counter()  # to take them is a part of it
+        if not self._take_newcomers():
+            return
         budget, self._budget = self._budget, 0
         self.touched = self._prefiller.run_newcomers(
             budget, self._num_speculative_tokens, self._on_first_tokens

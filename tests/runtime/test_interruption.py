@@ -51,11 +51,13 @@ class Arrivals:
         self.engine, self.at, self.prompts = engine, at, prompts
         self.asked = 0
         self.requests: list[Request] = []
+        self.before: Callable[[], object] = lambda: None
 
     def __call__(self) -> bool:
         self.asked += 1
         if self.asked != self.at:
             return False
+        self.before()
         self.requests = [self.engine.add_request(p, one) for p, one in self.prompts]
         return True
 
@@ -197,11 +199,19 @@ class SlowPrompts(ToyAdapter):
         return super().prelude(tokens, ctx)
 
 
-def test_the_policy_hears_nothing_of_the_newcomers_nor_of_their_time() -> None:
-    engine = engine_of(3, 2, like(SlowPrompts))
+def pause(*_: object) -> None:
+    time.sleep(0.3)
+
+
+@pytest.mark.parametrize("slow", ["to be taken", "to be computed", "to be told of"])
+def test_the_policy_hears_nothing_of_the_newcomers_nor_of_their_time(slow: str) -> None:
+    engine = engine_of(3, 2, like(SlowPrompts) if slow == "to be computed" else None)
     decoding(engine, GREEDY)
     policy = engine.policy = ToldPolicy(Candidate(3, 2))
-    engine.step(None, Arrivals(engine, 3, (LONG_PROMPT, GREEDY)))
+    come = Arrivals(engine, 3, (LONG_PROMPT, GREEDY))
+    if slow == "to be taken":
+        come.before = pause
+    engine.step(pause if slow == "to be told of" else None, come)
     engine.step()
     assert policy.plans == [(1, 0), (2, 1)]
     assert [len(feedback.accepted) for feedback in policy.heard] == [1, 2]
