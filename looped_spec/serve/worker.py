@@ -214,7 +214,8 @@ class EngineWorker:
             time.sleep(0.001)  # nothing could run: blocks are held by nobody that we know
 
     def _take_newcomers(self) -> bool:
-        """Queue who came during this step; tell whether anybody did."""
+        """Queue who came during this step; tell whether anybody did and waits now: a round stands
+        still only once, and not for those that are refused."""
         if not self._newcomers:  # asked between any two passes, so without the lock
             return False
         with self._wake:
@@ -223,7 +224,7 @@ class EngineWorker:
         for command in commands:
             command()
         self._last_scheduling = time.monotonic()
-        return True
+        return bool(self._engine.scheduler.waiting)
 
     def _report_first(self, requests: list[Request]) -> None:
         """Send first tokens on their way while the others' round runs."""

@@ -16,7 +16,8 @@ import pytest
 from live_server import ENGINE, LiveServer, running, until
 
 from looped_spec import LLM
-from looped_spec.errors import ModelLoadError
+from looped_spec.errors import CapacityError, ModelLoadError
+from looped_spec.runtime.request import Request
 from looped_spec.serve.job import Job
 from looped_spec.serve.server import listen
 
@@ -145,28 +146,38 @@ def test_a_first_token_does_not_wait_for_the_round_of_the_others(
 def test_a_first_token_does_not_wait_for_the_end_of_a_round_that_is_under_way(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A round stands still between two passes until the newcomer's token has arrived."""
-    begun, arrived = threading.Event(), threading.Event()
-    worker, runner = server.front.worker, server.llm.engine.runner
-    whole_round = runner.round
+    """A round stands still between two passes until one request was refused, and between two later
+    ones until a newcomer's token has arrived."""
+    begun, refused, arrived = threading.Event(), threading.Event(), threading.Event()
+    worker, engine = server.front.worker, server.llm.engine
+    whole_round, check = engine.runner.round, engine.scheduler.check
 
     def holding(*args: Any) -> Any:
         *rest, look_for_newcomers = args
         if begun.is_set():
             return whole_round(*args)
         begun.set()
-        until(lambda: bool(worker._newcomers))
 
         def look() -> None:
+            if not arrived.is_set():
+                until(lambda: bool(worker._newcomers))
             look_for_newcomers()
-            assert arrived.wait(30)
+            assert (arrived if refused.is_set() else refused).wait(30)
 
         return whole_round(*rest, look)
 
+    def refuse_some(request: Request) -> None:
+        if request.prompt_token_ids == [5]:
+            raise CapacityError("it can never fit")
+        check(request)
+
     with server.client.streaming("/v1/completions", **LONG) as stream:
         next(stream)
-        monkeypatch.setattr(runner, "round", holding)
+        monkeypatch.setattr(engine.scheduler, "check", refuse_some)
+        monkeypatch.setattr(engine.runner, "round", holding)
         assert begun.wait(30)
+        assert server.client.complete([5]).status == 400
+        refused.set()
         with server.client.streaming(
             "/v1/completions", prompt="then", max_tokens=3, ignore_eos=True
         ) as other:
