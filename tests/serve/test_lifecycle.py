@@ -126,9 +126,11 @@ def test_a_first_token_does_not_wait_for_the_round_of_the_others(
     arrived = threading.Event()
     runner = server.llm.engine.runner
     whole_round = runner.round
+    in_time: list[bool] = []  # what the engine's thread raises is no failure of the test
 
     def waiting(*args: Any) -> Any:
-        assert len(server.llm.engine.scheduler.running) < 2 or arrived.wait(30)
+        if len(server.llm.engine.scheduler.running) > 1:
+            in_time.append(arrived.wait(10))
         return whole_round(*args)
 
     with server.client.streaming("/v1/completions", **LONG) as stream:
@@ -140,6 +142,7 @@ def test_a_first_token_does_not_wait_for_the_round_of_the_others(
             assert next(other)["choices"][0]["num_tokens"] == 1
             arrived.set()
             assert [event["choices"][0]["finish_reason"] for event in other][-1] == "length"
+    assert in_time and all(in_time)
     server.assert_idle()
 
 
@@ -151,7 +154,7 @@ def test_a_first_token_does_not_wait_for_the_end_of_a_round_that_is_under_way(
     begun, refused, arrived = threading.Event(), threading.Event(), threading.Event()
     worker, engine = server.front.worker, server.llm.engine
     whole_round, check = engine.runner.round, engine.scheduler.check
-    in_time: list[bool] = []  # what the engine's thread raises is no failure of the test
+    in_time: list[bool] = []
 
     def holding(*args: Any) -> Any:
         *rest, look_for_newcomers = args
