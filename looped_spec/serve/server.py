@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -25,6 +27,10 @@ _BACKLOG = 2048
 _GRACE_SECONDS = 2.0
 """How long connections may take to close once their answers have ended."""
 
+_SAME_SECONDS = 0.1
+"""Signals that come within so long are one: `timeout` sends its own to a process and to its group,
+which is twice to the same."""
+
 
 class Server(uvicorn.Server):
     """uvicorn's server, which drains on a signal and then returns instead of raising it again."""
@@ -36,6 +42,8 @@ class Server(uvicorn.Server):
         self._notify = notify
         self.address = ""
         self.signal: int | None = None
+        self._last_signal = 0.0
+        self._is_hurried = False
         self.has_ended = False
         front.on_stage = self._on_stage
         super().__init__(
@@ -60,7 +68,9 @@ class Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Handle SIGINT and SIGTERM for a while, where that is possible."""
+        """Handle SIGINT and SIGTERM for a while, where that is possible; called in the event
+        loop."""
+        self._loop = asyncio.get_running_loop()
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -73,12 +83,31 @@ class Server(uvicorn.Server):
                 signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Drain at the first signal, stop at once at the second."""
-        if self.signal is not None:
-            self.force_exit = True
-            return
-        self.signal = sig
-        self.should_exit = True  # noticed within 0.1 s, in the event loop
+        """Drain at the first signal, end what is open at the second, close connections as they are
+        at the third."""
+        last, self._last_signal = self._last_signal, time.monotonic()
+        if self.signal is None:
+            self.signal = sig
+            self.should_exit = True  # noticed within 0.1 s, in the event loop
+        elif self._last_signal - last > _SAME_SECONDS:
+            follow = self._cut_off if self._is_hurried else self._hurry
+            self._is_hurried = True
+            with contextlib.suppress(RuntimeError):  # the loop is closed: it has ended
+                self._loop.call_soon_threadsafe(follow)
+
+    def _hurry(self) -> None:
+        """End open answers with an error, and give it a moment to arrive."""
+        front = self._front
+        if front.num_open:
+            self._notify(f"open answers: {front.num_open}; they are ended now")
+        front.drain()
+        front.end_all()
+        self._loop.call_later(_GRACE_SECONDS, self._cut_off)
+
+    def _cut_off(self) -> None:
+        """Wait for nobody. What uvicorn logs of the tasks that it cancels then is no news."""
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        self.force_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept nothing more, let what runs come to its end, or end it after `drain_seconds`."""

@@ -123,6 +123,7 @@ def test_a_first_token_does_not_wait_for_the_round_of_the_others(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The round that follows its prefill in the same step waits until the token has arrived."""
+    monkeypatch.setattr(server.front.worker, "_take_newcomers", lambda: False)  # but between steps
     arrived = threading.Event()
     runner = server.llm.engine.runner
     whole_round = runner.round
@@ -300,6 +301,46 @@ def test_what_does_not_end_in_time_is_ended_with_an_error(
         assert whole.result().error["code"] == "shutting_down"
         assert stream.result()[-1]["error"]["code"] == "shutting_down"
     server.stop()
+
+
+def test_a_second_signal_ends_open_answers_with_an_error(
+    model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = LiveServer(lambda: LLM(model, **ENGINE))
+    server.wait_until_ready()
+    SlowEngine(server, monkeypatch)
+    with ThreadPoolExecutor(2) as pool:
+        whole = pool.submit(server.client.post, "/v1/completions", LONG)
+        stream = pool.submit(server.client.stream, "/v1/completions", **LONG)
+        until(lambda: len(server.llm.engine.scheduler.running) == 2)
+        for _ in range(2):  # as `timeout` sends it, and still the first
+            server.begin_to_stop()
+        until(lambda: server.front.stage.value == "draining")
+        time.sleep(2 * STEP_SECONDS)
+        assert not whole.done() and server.front.num_open == 2
+        time.sleep(0.1)
+        server.begin_to_stop()
+        assert whole.result().error["code"] == "shutting_down"
+        assert stream.result()[-1]["error"]["code"] == "shutting_down"
+    server.stop()
+    assert server.notes[-1] == "open answers: 2; they are ended now"
+    assert not caplog.records
+
+
+def test_after_a_second_signal_connections_that_stay_are_cut_off_without_a_trace(
+    model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with running(model) as server:
+        head = http_request("/v1/completions", {"prompt": "the"})[:-5]
+        with server.connect() as connection:
+            connection.sendall(head)
+            server.assert_idle()
+            for _ in range(3):
+                server.begin_to_stop()
+                time.sleep(0.15)
+            server._thread.join(5)
+            assert not server._thread.is_alive()
+    assert not caplog.records
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(model: Path) -> None:
