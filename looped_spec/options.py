@@ -174,7 +174,10 @@ class EngineOptions:
         False, "submit a round before the one ahead of it is read, where its requests go on"
     )
     load_format: str = _option("auto", "auto reads the checkpoint, dummy makes random weights")
-    seed: int = _option(0, "seed of requests that bring none, and of dummy weights")
+    seed: int = _option(
+        0,
+        "of dummy weights, and of what requests without a seed get; a server gives these new ones",
+    )
     revision: str | None = _option(None, "branch, tag or commit of a hub model")
     adapter_options: Mapping[str, Any] | None = _option(None, "options of the model family")
 

@@ -73,6 +73,11 @@ class Tokenizer:
             )
         except ImportError as error:
             raise ConfigError("chat templates need jinja2: pip install jinja2") from error
+        except RecursionError as error:
+            raise ConfigError(
+                "the chat template cannot be filled in: something in the messages or in "
+                "chat_template_kwargs is nested too deeply"
+            ) from error
         except Exception as error:  # templates raise what they like about roles and their order
             reason = " ".join(str(error).split()) or type(error).__name__
             raise ConfigError(f"the chat template refuses these messages: {reason}") from error

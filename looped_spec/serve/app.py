@@ -65,20 +65,27 @@ def create_app(front: Front, status: Status | None = None) -> ASGIApp:
     telling = _StatusEndpoints(front, status or Status(front))
     for path, endpoint in (
         ("/v1/models", telling.models),
+        ("/v1/models/{name:path}", telling.model),
         ("/health", telling.health),
         (METRICS_PATH, telling.metrics),
         ("/version", telling.version),
         ("/server_info", telling.server_info),
         ("/server_info/history", telling.history),
     ):
-        app.add_api_route(path, endpoint, methods=["GET"])
+        _get(app, path, endpoint)
     for path in PAGE_FILES:
-        app.add_api_route(path, _page, methods=["GET"], include_in_schema=False)
+        _get(app, path, _page, include_in_schema=False)
     app.add_exception_handler(ApiError, _tell_error)
     app.add_exception_handler(HTTPException, _tell_http_error)
     app.add_exception_handler(Exception, _tell_internal_error)
     options = front.options
     return Envelope(app, options.api_key, options.api_key_for_metrics)
+
+
+def _get(app: FastAPI, path: str, endpoint: Any, *, include_in_schema: bool = True) -> None:
+    """Add an endpoint to read; who watches a server may ask for its headers alone."""
+    app.add_api_route(path, endpoint, methods=["GET"], include_in_schema=include_in_schema)
+    app.add_api_route(path, endpoint, methods=["HEAD"], include_in_schema=False)
 
 
 def _post(app: FastAPI, path: str, endpoint: Any, body: type[CompletionBody | ChatBody]) -> None:
@@ -102,19 +109,25 @@ class _StatusEndpoints:
 
     async def models(self) -> Response:
         """List the model, by each of its names."""
-        front = self._front
-        front.check_ready()
-        data = [
-            {
-                "id": name,
-                "object": "model",
-                "created": int(front.started),
-                "owned_by": "looped-spec",
-                "max_model_len": front.llm.max_model_len,
-            }
-            for name in front.model_names
-        ]
+        self._front.check_ready()
+        data = [self._model(name) for name in self._front.model_names]
         return JsonResponse({"object": "list", "data": data})
+
+    async def model(self, name: str) -> Response:
+        """Tell of the model by one of its names."""
+        self._front.check_ready()
+        self._front.check_model(name)
+        return JsonResponse(self._model(name))
+
+    def _model(self, name: str) -> dict[str, Any]:
+        front = self._front
+        return {
+            "id": name,
+            "object": "model",
+            "created": int(front.started),
+            "owned_by": "looped-spec",
+            "max_model_len": front.llm.max_model_len,
+        }
 
     async def health(self) -> Response:
         """Return 200 if requests are served, 503 while loading, draining or failing."""

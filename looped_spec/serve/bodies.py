@@ -45,8 +45,11 @@ def parse_json_object(data: bytes) -> dict[str, Any]:
         raise ApiError(400, "the body is not valid UTF-8") from error
     except RecursionError as error:
         raise ApiError(400, "the body is nested too deeply") from error
-    except ValueError as error:  # also a number of thousands of digits
-        raise ApiError(400, f"the body is not valid JSON: {str(error)[:200]}") from error
+    except ValueError as error:
+        reason = str(error)[:200]
+        if "set_int_max_str_digits" in reason:  # Python's limit, in words for programmers
+            reason = "a number has thousands of digits"
+        raise ApiError(400, f"the body is not valid JSON: {reason}") from error
     if not isinstance(document, dict):
         raise ApiError(400, "the body must be a JSON object")
     return document

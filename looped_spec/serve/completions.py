@@ -94,6 +94,8 @@ class CompletionEndpoints:
             )
         if body.stop and not front.encoder.has_tokenizer:
             raise ApiError(400, "stop needs a tokenizer, and this model has none", param="stop")
+        if body.stop_token_ids:
+            front.encoder.check_ids(body.stop_token_ids, "stop_token_ids")
 
     def _params(self, body: GenerationBody, default_max_tokens: int) -> SamplingParams:
         try:

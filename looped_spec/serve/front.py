@@ -136,7 +136,9 @@ class Front:
         places = self.num_places
         if count > places:
             raise ApiError(
-                400, f"{count} answers are asked for at once, more than the {places} of the queue"
+                400,
+                f"{count} answers are asked for at once, more than the {places} of the queue",
+                param="n",
             )
         if self._num_taken + count > places:
             raise ApiError(

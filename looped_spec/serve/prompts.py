@@ -129,6 +129,10 @@ class PromptEncoder:
             raise ApiError(400, f"{param} is empty: give at least one token", param=param)
         if len(tokens) > self.max_prompt_tokens:
             raise self._too_long(f"got {len(tokens)}", param)
+        self.check_ids(tokens, param)
+
+    def check_ids(self, tokens: Sequence[int], param: str) -> None:
+        """Raise `ApiError` for ids that are no tokens of the model."""
         for token in tokens:
             if not 0 <= token < self._vocab_size:
                 shown = token if abs(token) < 10**18 else "a larger one"

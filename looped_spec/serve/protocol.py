@@ -14,6 +14,7 @@ from pydantic import (
     Field,
     SkipValidation,
     ValidationError,
+    WithJsonSchema,
     model_validator,
 )
 
@@ -26,6 +27,27 @@ MAX_STOP_CHARACTERS = 256
 
 MAX_TOKENS = 2**31 - 1
 """What `max_tokens` may be at most; an answer ends at `max_model_len` in any case."""
+
+_Schema = dict[str, Any]
+
+
+def _list_of(items: _Schema) -> _Schema:
+    return {"type": "array", "items": items}
+
+
+def _either(*forms: _Schema) -> WithJsonSchema:
+    """Describe a field that is taken in several forms and kept in one."""
+    return WithJsonSchema({"anyOf": list(forms)})
+
+
+_TEXT: _Schema = {"type": "string"}
+_IDS = _list_of({"type": "integer", "minimum": 0})
+_TEXT_PART: _Schema = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": _TEXT},
+    "required": ["type", "text"],
+    "additionalProperties": False,
+}
 
 _PROMPT = "must be a text, a list of token ids, or a list of either"
 _STOP = f"must be a text or a list of texts, each of 1 to {MAX_STOP_CHARACTERS} characters"
@@ -55,6 +77,8 @@ def _as_stops(value: Any) -> list[str]:
     ):
         raise ValueError(_STOP)
     assert isinstance(stops, list)
+    if any("\ud800" <= character <= "\udfff" for stop in stops for character in stop):
+        raise ValueError("holds half of a surrogate pair: no answer could have it")
     return stops
 
 
@@ -107,8 +131,11 @@ class Message(_Strict):
     """A message of a conversation."""
 
     role: Annotated[str, Field(min_length=1, max_length=64)]
-    content: Annotated[str, BeforeValidator(_as_text)]
+    content: Annotated[str, BeforeValidator(_as_text), _either(_TEXT, _list_of(_TEXT_PART))]
     name: Annotated[str, Field(max_length=64)] | None = None
+
+
+Stops = Annotated[list[str], BeforeValidator(_as_stops), _either(_TEXT, _list_of(_TEXT))]
 
 
 class GenerationBody(_Strict):
@@ -122,7 +149,9 @@ class GenerationBody(_Strict):
     min_p: float | None = None
     n: Annotated[int, Field(ge=1)] | None = None
     seed: int | None = None
-    stop: Annotated[list[str], BeforeValidator(_as_stops)] | None = None
+    stop: (
+        Annotated[list[str], BeforeValidator(_as_stops), _either(_TEXT, _list_of(_TEXT))] | None
+    ) = None
     stop_token_ids: Annotated[list[int], Field(max_length=1024)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -165,7 +194,11 @@ class CompletionBody(GenerationBody):
     """The body of /v1/completions."""
 
     # Checked once, by hand: pydantic takes a second for each half a million of prompts.
-    prompt: Annotated[SkipValidation[list[str | list[int]]], BeforeValidator(_as_prompts)]
+    prompt: Annotated[
+        SkipValidation[list[str | list[int]]],
+        BeforeValidator(_as_prompts),
+        _either(_TEXT, _IDS, _list_of(_TEXT), _list_of(_IDS)),
+    ]
     logprobs: Annotated[Annotated[int, Field(ge=0)] | None, BeforeValidator(_as_count)] = None
 
     @property

@@ -28,10 +28,19 @@ def no_model() -> Any:
 def test_every_endpoint_is_listed() -> None:
     app: Any = create_app(Front(no_model, ServeOptions(), "x"))
     routes = [route for route in app._app.routes if isinstance(route, APIRoute)]
-    served = {f"{method} {route.path}" for route in routes for method in route.methods}
+    served = {f"{method} {route.path}" for route in routes for method in route.methods - {"HEAD"}}
+    served = {path.replace("{name:path}", "NAME") for path in served}
     documented = set(re.findall(r"^\| `((?:GET|POST) \S+)` \|", TEXT, re.M))
     page = {f"GET {path}" for path in PAGE_FILES} - {"GET /"}
     assert documented - {"GET /openapi.json"} == served - page
+
+
+def test_the_headers_of_whatever_can_be_read_can_be_had_alone(server: LiveServer) -> None:
+    for path in sorted(set(re.findall(r"^\| `GET (\S+)` \|", TEXT, re.M)) - {"/openapi.json"}):
+        path = path.replace("NAME", "tiny")
+        whole, head = server.client.get(path), server.client.send("HEAD", path)
+        assert (head.status, head.body) == (whole.status, b"") == (200, b"")
+        assert head.headers["content-type"] == whole.headers["content-type"]
 
 
 def test_every_supported_field_is_named() -> None:

@@ -35,6 +35,9 @@ def client(locked: LiveServer) -> Iterator[Any]:
 
 def test_models_are_listed(client: Any) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").model_dump()["max_model_len"] == 512
+    with pytest.raises(openai.NotFoundError, match="there is no model 'a/b' here"):
+        client.models.retrieve("a/b")
 
 
 def test_a_conversation_is_the_same_streamed_and_whole_and_by_the_plain_reader(

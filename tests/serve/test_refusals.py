@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import functools
 import json
 import shutil
 import threading
@@ -20,9 +21,10 @@ from looped_spec.serve import bodies
 from looped_spec.serve.bodies import parse_json_object
 from looped_spec.serve.errors import ApiError
 from looped_spec.serve.fields import CHAT_REFUSED, COMPLETION_REFUSED
-from looped_spec.serve.protocol import ChatBody, CompletionBody, check_body
+from looped_spec.serve.protocol import ChatBody, CompletionBody, GenerationBody, check_body
 
 MESSAGES = [{"role": "user", "content": "the cat"}]
+NESTED: Any = functools.reduce(lambda inner, _: [inner], range(900), [])
 
 
 @pytest.mark.parametrize(
@@ -55,7 +57,10 @@ MESSAGES = [{"role": "user", "content": "the cat"}]
         ({"stop": ""}, "stop", "each of 1 to 256 characters"),
         ({"stop": "x" * 257}, "stop", "each of 1 to 256 characters"),
         ({"stop": [3]}, "stop", "a text or a list of texts"),
-        ({"stop_token_ids": [-1]}, "stop_token_ids", "at least 0"),
+        ({"stop": "a\ud800"}, "stop", "half of a surrogate pair"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids", "between 0 and 299, got -1"),
+        ({"stop_token_ids": [2, 300]}, "stop_token_ids", "between 0 and 299, got 300"),
+        ({"prompt": ["a"] * 200, "n": 16}, "n", "3200 answers are asked for at once"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "belongs to stream"),
         ({"stream": True, "stream_options": {"x": 1}}, "stream_options.x", "is not supported"),
         ({"prompt": ""}, "prompt", "prompt is empty"),
@@ -108,6 +113,7 @@ def test_a_completion_that_cannot_be_given_is_refused_by_the_fields_name(
         ({"chat_template_kwargs": {"tools": [{}]}}, "chat_template_kwargs", "'tools'"),
         ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs", "not set 'chat"),
         ({"chat_template_kwargs": {"self": 1}}, "chat_template_kwargs", "not set 'self'"),
+        ({"chat_template_kwargs": {"shout": NESTED}}, None, "chat_template_kwargs is nested too"),
         ({"chat_template_kwargs": 3}, "chat_template_kwargs", "valid dictionary"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "two names of one limit"),
     ],
@@ -159,7 +165,8 @@ def test_true_does_not_stand_for_one(server: LiveServer) -> None:
         (b'{"prompt": "\xff"}', "not valid UTF-8"),
         (b'{"prompt": "a", "prompt": "b"}', "a name occurs twice"),
         (b'{"temperature": NaN}', "NaN is no number"),
-        (b'{"seed": ' + b"9" * 5000 + b"}", "not valid JSON"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "a number has thousands of digits"),
+        (b'{"user": "' + b"9" * 5000 + b'", "x": 1, "x": 2}', "a name occurs twice"),
         (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", "nested too deeply"),
         (b"\xef\xbb\xbf{}", "not valid JSON"),
     ],
@@ -388,6 +395,64 @@ def test_a_model_without_a_chat_template_refuses_chats(model: Any, tmp_path: Any
         reply = server.client.chat("the")
         assert (reply.status, server.client.complete("the").status) == (400, 200)
         assert "no chat template" in reply.error["message"]
+
+
+PART = {"type": "text", "text": "a"}
+TYPES: dict[str, type | tuple[type, ...]] = {
+    "array": list,
+    "boolean": bool,
+    "integer": int,
+    "null": type(None),
+    "number": (int, float),
+    "object": dict,
+    "string": str,
+}
+
+
+def fits(value: Any, schema: dict[str, Any], root: dict[str, Any]) -> bool:
+    """Whether a value is as a JSON schema says, by the words that ours use for its form."""
+    if "$ref" in schema:
+        schema = root["$defs"][schema["$ref"].rsplit("/", 1)[1]]
+    if "anyOf" in schema:
+        return any(fits(value, one, root) for one in schema["anyOf"])
+    if "const" in schema:
+        return bool(value == schema["const"])
+    if not isinstance(value, TYPES[schema["type"]]):
+        return False
+    if isinstance(value, list):
+        return all(fits(one, schema["items"], root) for one in value)
+    if isinstance(value, dict) and "properties" in schema:
+        known = schema["properties"]
+        is_whole = set(schema.get("required", ())) <= set(value) <= set(known)
+        return is_whole and all(fits(one, known[name], root) for name, one in value.items())
+    return True
+
+
+FORMS: list[tuple[type[GenerationBody], dict[str, Any], bool]] = [
+    *((CompletionBody, {"prompt": one}, True) for one in ("a", [1, 2], ["a", "b"], [[1], [2]])),
+    *((CompletionBody, {"prompt": one}, False) for one in (3, [1.5], {"a": 1}, [None])),
+    *((CompletionBody, {"prompt": "a", "stop": one}, True) for one in ("x", ["x"], None)),
+    (CompletionBody, {"prompt": "a", "stop": 3}, False),
+    (ChatBody, {"messages": [{"role": "user", "content": "a"}]}, True),
+    (ChatBody, {"messages": [{"role": "user", "content": [PART, PART]}]}, True),
+    (ChatBody, {"messages": [{"role": "user", "content": [{"type": "image"}]}]}, False),
+    (ChatBody, {"messages": [{"role": "user", "content": 3}]}, False),
+]
+
+
+@pytest.mark.parametrize(("kind", "body", "is_good"), FORMS)
+def test_the_schema_takes_what_the_server_takes(
+    kind: type[GenerationBody], body: dict[str, Any], is_good: bool, server: LiveServer
+) -> None:
+    path = "/v1/completions" if kind is CompletionBody else "/v1/chat/completions"
+    schema = server.client.get("/openapi.json").json
+    described = schema["paths"][path]["post"]["requestBody"]["content"]["application/json"]
+    assert fits(body, described["schema"], described["schema"]) == is_good
+    if is_good:
+        check_body(kind, body)
+    else:
+        with pytest.raises(ApiError):
+            check_body(kind, body)
 
 
 def test_the_schema_describes_the_bodies(server: LiveServer) -> None:
