@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import socket
 import threading
 import time
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 from client import Client
 from processes import PATIENCE_SECONDS
 
@@ -27,6 +29,8 @@ ENGINE: dict[str, Any] = {
     "enable_prefix_caching": True,
 }
 NAME = "tiny"
+STEP_SECONDS = 0.03
+LONG = {"prompt": "the cat", "max_tokens": 400, "ignore_eos": True, "seed": 1}
 
 
 class LiveServer:
@@ -86,6 +90,40 @@ class LiveServer:
         self._listener.close()
         assert not self._thread.is_alive()
         assert self.front.worker.join(PATIENCE_SECONDS)
+
+
+class SlowEngine:
+    """Makes every step of a server take a while, and notes when each began and with how many
+    requests."""
+
+    def __init__(self, server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.starts: list[float] = []
+        self.num_running: list[int] = []
+        engine = server.llm.engine
+        step = engine.step
+
+        def slow(*args: Any) -> Any:
+            self.num_running.append(len(engine.scheduler.running))
+            self.starts.append(time.monotonic())
+            time.sleep(STEP_SECONDS)
+            return step(*args)
+
+        monkeypatch.setattr(engine, "step", slow)
+
+    def started_between(self, first: float, last: float) -> int:
+        """How many steps began after one moment and before another."""
+        return sum(first < start < last for start in list(self.starts))
+
+
+def http_request(path: str, body: dict[str, Any]) -> bytes:
+    """A request as it goes over the wire."""
+
+    data = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(data)}\r\n\r\n"
+    )
+    return head.encode() + data
 
 
 def until(condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:

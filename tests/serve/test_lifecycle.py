@@ -1,4 +1,4 @@
-"""Loading, load, clients that go away, draining."""
+"""Loading, load, clients that go away."""
 
 from __future__ import annotations
 
@@ -13,39 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from live_server import ENGINE, LiveServer, running, until
+from live_server import ENGINE, LONG, LiveServer, SlowEngine, http_request, running, until
 
 from looped_spec import LLM
 from looped_spec.errors import CapacityError, ModelLoadError
 from looped_spec.runtime.request import Request
 from looped_spec.serve.job import Job
 from looped_spec.serve.server import listen
-
-STEP_SECONDS = 0.03
-LONG = {"prompt": "the cat", "max_tokens": 400, "ignore_eos": True, "seed": 1}
-
-
-class SlowEngine:
-    """Makes every step of a server take a while, and notes when each began and with how many
-    requests."""
-
-    def __init__(self, server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.starts: list[float] = []
-        self.num_running: list[int] = []
-        engine = server.llm.engine
-        step = engine.step
-
-        def slow(*args: Any) -> Any:
-            self.num_running.append(len(engine.scheduler.running))
-            self.starts.append(time.monotonic())
-            time.sleep(STEP_SECONDS)
-            return step(*args)
-
-        monkeypatch.setattr(engine, "step", slow)
-
-    def started_between(self, first: float, last: float) -> int:
-        """How many steps began after one moment and before another."""
-        return sum(first < start < last for start in list(self.starts))
 
 
 @pytest.fixture
@@ -267,82 +241,6 @@ def test_a_full_queue_refuses_with_429_and_says_when_to_come_back(
         assert client.complete(["the"] * 3, max_tokens=1).status == 200, "refusals give back places"
 
 
-def test_draining_ends_what_runs_and_takes_nothing_new(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = LiveServer(lambda: LLM(model, **ENGINE))
-    server.wait_until_ready()
-    expected = server.client.complete("the cat", max_tokens=40, seed=3).text
-    SlowEngine(server, monkeypatch)
-    with server.client.streaming("/v1/completions", prompt="the cat", max_tokens=40, seed=3) as s:
-        events = [next(s)]
-        server.begin_to_stop()
-        until(lambda: server.front.stage.value == "draining")
-        with pytest.raises(OSError):
-            server.client.get("/health")
-        events += s
-    assert "".join(event["choices"][0]["text"] for event in events) == expected
-    server.stop()
-    assert server.notes[1] == "open answers: 1; they get up to 30 s to end"
-
-
-def test_what_does_not_end_in_time_is_ended_with_an_error(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    server = LiveServer(lambda: LLM(model, **ENGINE), drain_seconds=0.3)
-    server.wait_until_ready()
-    SlowEngine(server, monkeypatch)
-    with ThreadPoolExecutor(2) as pool:
-        whole = pool.submit(server.client.post, "/v1/completions", LONG)
-        stream = pool.submit(server.client.stream, "/v1/completions", **LONG)
-        until(lambda: len(server.llm.engine.scheduler.running) == 2)
-        server.begin_to_stop()
-        assert whole.result().status == 503
-        assert whole.result().error["code"] == "shutting_down"
-        assert stream.result()[-1]["error"]["code"] == "shutting_down"
-    server.stop()
-
-
-def test_a_second_signal_ends_open_answers_with_an_error(
-    model: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    server = LiveServer(lambda: LLM(model, **ENGINE))
-    server.wait_until_ready()
-    SlowEngine(server, monkeypatch)
-    with ThreadPoolExecutor(2) as pool:
-        whole = pool.submit(server.client.post, "/v1/completions", LONG)
-        stream = pool.submit(server.client.stream, "/v1/completions", **LONG)
-        until(lambda: len(server.llm.engine.scheduler.running) == 2)
-        for _ in range(2):  # as `timeout` sends it, and still the first
-            server.begin_to_stop()
-        until(lambda: server.front.stage.value == "draining")
-        time.sleep(2 * STEP_SECONDS)
-        assert not whole.done() and server.front.num_open == 2
-        time.sleep(0.1)
-        server.begin_to_stop()
-        assert whole.result().error["code"] == "shutting_down"
-        assert stream.result()[-1]["error"]["code"] == "shutting_down"
-    server.stop()
-    assert server.notes[-1] == "open answers: 2; they are ended now"
-    assert not caplog.records
-
-
-def test_after_a_second_signal_connections_that_stay_are_cut_off_without_a_trace(
-    model: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    with running(model) as server:
-        head = http_request("/v1/completions", {"prompt": "the"})[:-5]
-        with server.connect() as connection:
-            connection.sendall(head)
-            server.assert_idle()
-            for _ in range(3):
-                server.begin_to_stop()
-                time.sleep(0.15)
-            server._thread.join(5)
-            assert not server._thread.is_alive()
-    assert not caplog.records
-
-
 def test_a_body_that_does_not_come_is_not_waited_for(model: Path) -> None:
     with running(model, read_timeout_seconds=0.3) as server:
         head = http_request("/v1/completions", {"prompt": "the"})[:-5]
@@ -390,18 +288,6 @@ def test_an_address_in_use_is_told_in_one_line(server: LiveServer) -> None:
         listen(dataclasses.replace(server.options, port=server.port))
     with pytest.raises(ConfigError, match=r"cannot listen on no\.such\.host\.invalid:8000"):
         listen(dataclasses.replace(server.options, host="no.such.host.invalid", port=8000))
-
-
-def http_request(path: str, body: dict[str, Any]) -> bytes:
-    """A request as it goes over the wire."""
-    import json
-
-    data = json.dumps(body).encode()
-    head = (
-        f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(data)}\r\n\r\n"
-    )
-    return head.encode() + data
 
 
 @contextlib.contextmanager
