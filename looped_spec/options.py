@@ -176,7 +176,7 @@ class EngineOptions:
     load_format: str = _option("auto", "auto reads the checkpoint, dummy makes random weights")
     seed: int = _option(
         0,
-        "of dummy weights, and of what requests without a seed get; a server gives these new ones",
+        "of dummy weights, and what the seeds of requests that bring none are derived from",
     )
     revision: str | None = _option(None, "branch, tag or commit of a hub model")
     adapter_options: Mapping[str, Any] | None = _option(None, "options of the model family")

@@ -149,9 +149,7 @@ class GenerationBody(_Strict):
     min_p: float | None = None
     n: Annotated[int, Field(ge=1)] | None = None
     seed: int | None = None
-    stop: (
-        Annotated[list[str], BeforeValidator(_as_stops), _either(_TEXT, _list_of(_TEXT))] | None
-    ) = None
+    stop: Stops | None = None
     stop_token_ids: Annotated[list[int], Field(max_length=1024)] | None = None
     ignore_eos: bool | None = None
     include_stop_str_in_output: bool | None = None

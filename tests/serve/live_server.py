@@ -117,7 +117,6 @@ class SlowEngine:
 
 def http_request(path: str, body: dict[str, Any]) -> bytes:
     """A request as it goes over the wire."""
-
     data = json.dumps(body).encode()
     head = (
         f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"

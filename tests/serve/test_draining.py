@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 from live_server import (
@@ -19,6 +22,16 @@ from live_server import (
 )
 
 from looped_spec import LLM
+
+
+@contextlib.contextmanager
+def two_answers(server: LiveServer) -> Iterator[tuple[Future[Any], Future[Any]]]:
+    """A whole answer and a stream that both run."""
+    with ThreadPoolExecutor(2) as pool:
+        whole = pool.submit(server.client.post, "/v1/completions", LONG)
+        stream = pool.submit(server.client.stream, "/v1/completions", **LONG)
+        until(lambda: len(server.llm.engine.scheduler.running) == 2)
+        yield whole, stream
 
 
 def test_draining_ends_what_runs_and_takes_nothing_new(
@@ -46,10 +59,7 @@ def test_what_does_not_end_in_time_is_ended_with_an_error(
     server = LiveServer(lambda: LLM(model, **ENGINE), drain_seconds=0.3)
     server.wait_until_ready()
     SlowEngine(server, monkeypatch)
-    with ThreadPoolExecutor(2) as pool:
-        whole = pool.submit(server.client.post, "/v1/completions", LONG)
-        stream = pool.submit(server.client.stream, "/v1/completions", **LONG)
-        until(lambda: len(server.llm.engine.scheduler.running) == 2)
+    with two_answers(server) as (whole, stream):
         server.begin_to_stop()
         assert whole.result().status == 503
         assert whole.result().error["code"] == "shutting_down"
@@ -63,10 +73,7 @@ def test_a_second_signal_ends_open_answers_with_an_error(
     server = LiveServer(lambda: LLM(model, **ENGINE))
     server.wait_until_ready()
     SlowEngine(server, monkeypatch)
-    with ThreadPoolExecutor(2) as pool:
-        whole = pool.submit(server.client.post, "/v1/completions", LONG)
-        stream = pool.submit(server.client.stream, "/v1/completions", **LONG)
-        until(lambda: len(server.llm.engine.scheduler.running) == 2)
+    with two_answers(server) as (whole, stream):
         for _ in range(2):  # as `timeout` sends it, and still the first
             server.begin_to_stop()
         until(lambda: server.front.stage.value == "draining")
